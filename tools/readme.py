@@ -1,0 +1,28 @@
+"""How nbconvert turns nbs/index.ipynb into README.md; `make readme` passes this file as its configuration."""
+import posixpath
+import re
+
+from nbconvert.preprocessors import Preprocessor
+
+
+class FrontPage(Preprocessor):
+    "Drop the nbdev directives, and make links right for the folder above the notebook's."
+
+    def preprocess_cell(self, cell, resources, index):
+        if cell.cell_type == "code":
+            if re.search(r"^#\|\s*echo:\s*false", cell.source, re.M): cell.metadata.transient = {"remove_source": True}
+            cell.source = re.sub(r"^#\|.*\n?", "", cell.source, flags=re.M).strip()
+        if cell.cell_type == "markdown":
+            cell.source = re.sub(r"\]\((?![a-z]+:|[#/])([^)\s]+)", self.relink, cell.source)
+        return cell, resources
+
+    def relink(self, match): return "](" + posixpath.normpath("nbs/" + match[1])
+
+    def preprocess(self, nb, resources):
+        nb.metadata.language_info = {"name": "python"}   # nbdev_clean takes it out; it colours the code
+        return super().preprocess(nb, resources)
+
+
+c = get_config()  # noqa: F821
+c.MarkdownExporter.preprocessors = [FrontPage]
+c.RegexRemovePreprocessor.patterns = [r"(#\|.*\n)*#\|\s*hide\s*(\n|\Z)", r"---\n"]   # hidden cells, front matter
