@@ -1,0 +1,356 @@
+"""Every kernel, embedding, step rule and oracle keeps the contract of its noun."""
+import dataclasses
+import jax, jax.numpy as jnp, numpy as np, pytest
+
+from mmdfw.checks import assert_close
+from mmdfw.embedding import ParticleEmbedding, Particles, SteinEmbedding, exact_embedding, reference_embedding
+from mmdfw.frank_wolfe import Components, init
+from mmdfw.kernel import IMQ, RBF, InverseLog, ScoreIMQ, Stein, random_fourier
+from mmdfw.mixture import gaussian_mixture
+from mmdfw.oracle import GradientOracle, NearParticles, NearPoint, PriorStarts, Problem, lmo_value, pool_starts
+from mmdfw.quadrature import Quadrature
+from mmdfw.step import ConstantStep, DecayEarly, LineSearch, OpenLoop, System
+
+
+def logdensity(x): return -0.5 * jnp.sum(x**2) - 0.1 * jnp.sum(x**4) + 0.3 * jnp.sin(x[0] * x[1])
+def score(x): return jax.grad(logdensity)(x)
+
+
+def ard(dtype): return jnp.array([0.7, 1.0, 1.6], dtype)
+
+
+BASES = {
+    "rbf": lambda t: RBF(0.8), "rbf ard": lambda t: RBF(ard(t)),
+    "imq": lambda t: IMQ(0.8, 1.2, -0.3), "imq ard": lambda t: IMQ(ard(t)),
+    "inverse log": lambda t: InverseLog(0.8, 1.5), "inverse log ard": lambda t: InverseLog(ard(t)),
+    "score imq": lambda t: ScoreIMQ(score, 0.8), "score imq ard": lambda t: ScoreIMQ(score, ard(t)),
+    "fourier": lambda t: random_fourier(jax.random.key(7), 40, 3, 0.8), "fourier ard": lambda t: random_fourier(jax.random.key(7), 40, 3, ard(t)),
+}
+KERNELS = BASES | {f"stein over {name}": (lambda t, make=make: Stein(make(t), score)) for name, make in BASES.items()}
+
+
+@pytest.fixture(params=list(KERNELS))
+def make_kernel(request): return KERNELS[request.param]
+
+
+def points(dtype, seed=0, num=6): return jnp.asarray(np.random.default_rng(seed).normal(size=(num, 3)), dtype)
+def tolerance(dtype): return 2e-5 if dtype == jnp.float32 else 1e-11
+def by_pairs(f, x, y): return jax.jit(jax.vmap(jax.vmap(f, (None, 0)), (0, None)))(x, y)
+
+
+def stein_pair(base):
+    "The Stein kernel from its definition, by automatic differentiation of the base's value for one pair."
+    def value(x, y):
+        slope_x, slope_y = jax.grad(base, (0, 1))(x, y)
+        mixed = jnp.trace(jax.jacfwd(jax.grad(base, 0), 1)(x, y))
+        return mixed + slope_x @ score(y) + slope_y @ score(x) + base(x, y) * (score(x) @ score(y))
+    return value
+
+
+@jax.jit
+def looked_at(kernel, x, y):
+    "All that the tests look at, in one compilation for each kernel."
+    pair = stein_pair(kernel.base) if isinstance(kernel, Stein) else kernel
+    pairs = jax.vmap(jax.vmap(pair, (None, 0)), (0, None))(x, y)
+    features = kernel.features(x)
+    gram = kernel.gram(features, features)
+    slope = jax.grad(lambda x: jnp.sum(kernel.matrix(x, y)))(x)
+    return dict(matrix=kernel.matrix(x, y), pairs=pairs, gram=gram, diagonal=kernel.diagonal(features), slope=slope)
+
+
+def check_value_is_matrix_entry(got, tol):
+    assert_close(got["pairs"], got["matrix"], rtol=tol, atol=tol * np.abs(got["matrix"]).max())
+
+
+def check_symmetric_and_positive_semidefinite(got, tol):
+    gram = np.asarray(got["gram"], float)
+    assert_close(gram, gram.T, rtol=tol, atol=tol * np.abs(gram).max())
+    eigenvalues = np.linalg.eigvalsh((gram + gram.T) / 2)
+    assert eigenvalues[0] >= -10 * tol * eigenvalues[-1]
+
+
+def check_slope(kernel, x, y, got):
+    "Along one direction, against a central difference."
+    along = np.random.default_rng(9).normal(size=x.shape)
+    step = 1e-6
+    ahead, behind = (looked_at(kernel, x + sign * step * along, y)["matrix"].sum() for sign in (1, -1))
+    assert_close(np.sum(got["slope"] * along), (ahead - behind) / (2 * step), rtol=1e-6, atol=1e-7 * np.abs(got["matrix"]).max())
+
+
+def test_kernel(make_kernel, dtype):
+    "The contract: value = matrix entry, symmetric, positive semidefinite, diagonal, gradients, precision."
+    kernel, x = make_kernel(dtype), points(dtype, num=8).at[5].set(0.0).at[7].set(0.0)  # a duplicate
+    y = points(dtype, 1, 4).at[2].set(x[1])  # and a pair at distance zero
+    before = looked_at._cache_size()
+    got, tol = jax.tree.map(np.asarray, looked_at(kernel, x, y)), tolerance(dtype)
+    assert all(value.dtype == dtype and np.all(np.isfinite(value)) for value in got.values())
+    check_value_is_matrix_entry(got, tol)
+    check_symmetric_and_positive_semidefinite(got, tol)
+    assert_close(got["diagonal"], np.diag(got["gram"]), rtol=5 * tol)
+    if kernel.stationary: assert_close(got["diagonal"], np.full(8, got["diagonal"][0]), rtol=tol)
+    if dtype == jnp.float64: check_slope(kernel, x, y, got)
+    again = jax.tree.unflatten(*reversed(jax.tree.flatten(kernel)))
+    assert type(again) is type(kernel) and jax.tree.structure(again) == jax.tree.structure(kernel)
+    assert np.array_equal(looked_at(again, x, y)["matrix"], got["matrix"])
+    other = looked_at(jax.tree.map(lambda leaf: leaf * 0.9, kernel), x, y)["matrix"]
+    assert not np.allclose(other, got["matrix"]) and looked_at._cache_size() == before + 1, "its numbers are data, not compiled in"
+
+
+def test_kernel_takes_features_once(make_kernel):
+    "After `features`, the target is not looked at again: a score that raises does no harm."
+    def forbidden(_): raise AssertionError("the score was taken again")
+    kernel, x = make_kernel(jnp.float32), points(jnp.float32)
+    features = jax.jit(lambda k, x: k.features(x))(kernel, x)
+    assert {leaf.shape[0] for leaf in jax.tree.leaves(features)} == {6}
+    blind = dataclasses.replace(kernel, score_fn=forbidden) if hasattr(kernel, "score_fn") else kernel
+    if isinstance(getattr(blind, "base", None), ScoreIMQ): blind = dataclasses.replace(blind, base=dataclasses.replace(blind.base, score_fn=forbidden))
+    jax.eval_shape(lambda f: (blind.gram(f, f), blind.diagonal(f)), features)
+    assert kernel.evaluations_per_point == (1 if hasattr(kernel, "score_fn") else 0)
+
+
+@pytest.mark.parametrize("make", [RBF, IMQ, InverseLog])
+def test_kernel_of_gradients(make):
+    "A gradient in the kernel's own numbers is a kernel-shaped pytree whose entries may have any sign."
+    x = points(jnp.float32)
+    slope = jax.grad(lambda kernel: -jnp.sum(kernel.matrix(x, x)))(make(0.8))
+    assert all(np.isfinite(leaf) for leaf in jax.tree.leaves(slope))
+    jax.tree.map(lambda leaf: -leaf, slope)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_squared_distances_keep_their_digits_far_from_the_origin(seed):
+    "float32 at 10^4 from the origin: the common shift keeps the kernel's digits."
+    x = np.random.default_rng(seed).normal(size=(20, 5))
+    near = RBF(1.3).matrix(jnp.asarray(x, jnp.float32), jnp.asarray(x, jnp.float32))
+    far = jnp.asarray(x + 2.0**13, jnp.float32)
+    exact = np.exp(-0.5 * np.sum((np.asarray(far, float)[:, None] - np.asarray(far, float)) ** 2, -1) / 1.3**2)
+    assert_close(RBF(1.3).matrix(far, far), exact, atol=2e-6)
+    assert near.dtype == jnp.float32
+
+
+# Embeddings -----------------------------------------------------------------------------------------------------------
+
+def mixture(dtype):
+    return gaussian_mixture(jnp.array([[0.0, 0.0], [1.5, -1.0]], dtype), covariances=[[[0.4, 0.1], [0.1, 0.3]], [[0.2, 0.0], [0.0, 0.5]]], weights=[0.4, 0.6])
+
+
+def grid(dtype, side=90, reach=6.0):
+    "Points and masses of a quadrature rule for the mixture (error below rounding: the trapezium rule on Gaussians)."
+    line = np.linspace(-reach, reach, side)
+    nodes = jnp.asarray(np.stack(np.meshgrid(line, line), -1).reshape(-1, 2), dtype)
+    mass = jnp.exp(jax.vmap(mixture(dtype).logdensity)(nodes)) * (line[1] - line[0]) ** 2
+    return nodes, mass
+
+
+def reference_set(dtype):
+    rng = np.random.default_rng(3)
+    return jnp.asarray(rng.normal(size=(30, 2)), dtype), jnp.asarray(rng.uniform(0.1, 1.0, 30), dtype)
+
+
+RANDOM = lambda: random_fourier(jax.random.key(2), 30, 2, 0.9)  # noqa: E731
+FIXED = {
+    "exact rbf": lambda t: exact_embedding(RBF(0.7), mixture(t)),
+    "exact rbf ard": lambda t: exact_embedding(RBF(jnp.array([0.5, 1.1], t)), mixture(t)),
+    "exact fourier": lambda t: exact_embedding(RANDOM(), mixture(t)),
+    "reference rbf": lambda t: reference_embedding(RBF(0.7), *reference_set(t)),
+    "reference imq": lambda t: reference_embedding(IMQ(0.7), *reference_set(t)),
+    "stein": lambda t: SteinEmbedding(),
+}
+
+
+def particles_of(kernel, positions, score_fn=None, padding=0):
+    "Uniform weights, and rows of padding that hold rubbish."
+    n, rubbish = len(positions), jnp.full((padding, positions.shape[1]), 3.0, positions.dtype)
+    padded = jnp.concatenate([positions, rubbish])
+    scores = jnp.zeros_like(padded) if score_fn is None else jax.vmap(score_fn)(padded)
+    weights = jnp.where(jnp.arange(n + padding) < n, 1.0 / n, 0.0).astype(positions.dtype)
+    return Particles(padded, kernel.features(padded), scores, weights, jnp.asarray(n, jnp.int32))
+
+
+@pytest.mark.parametrize("name", list(FIXED))
+def test_fixed_embedding(name, dtype):
+    embedding, x = FIXED[name](dtype), jnp.asarray(np.random.default_rng(5).normal(size=(7, 2)), dtype)
+    mean = jax.jit(lambda e, x: e.mean(x, None))(embedding, x)
+    assert embedding.fixed and mean.shape == (7,) and mean.dtype == dtype
+    by_hand, gradient = jax.jit(lambda x: (jax.grad(lambda x: jnp.sum(embedding.mean(x, None)))(x), embedding.mean_gradient(x, None)))(x)
+    assert gradient.shape == x.shape
+    assert_close(gradient, by_hand, rtol=tolerance(dtype), atol=tolerance(dtype))
+    leaves, tree = jax.tree.flatten(embedding)
+    assert np.array_equal(jax.tree.unflatten(tree, leaves).mean(x, None), embedding.mean(x, None))
+
+
+@pytest.mark.parametrize("name", ["exact rbf", "exact rbf ard", "exact fourier"])
+def test_exact_embedding_against_quadrature(name, x64):
+    embedding = FIXED[name](jnp.float64)
+    nodes, mass = grid(jnp.float64)
+    x = nodes[1234::1500]
+    assert_close(embedding.mean(x, None), embedding.kernel.matrix(x, nodes) @ mass, rtol=1e-9, atol=1e-12)
+    assert_close(embedding.double_integral, mass @ embedding.mean(nodes, None), rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["reference rbf", "reference imq"])
+def test_reference_embedding_against_sums(name, x64):
+    embedding, (y, w) = FIXED[name](jnp.float64), reference_set(jnp.float64)
+    w, x = w / jnp.sum(w), y[:5] + 0.1
+    gram = by_pairs(embedding.kernel, y, y)
+    assert_close(embedding.mean(x, None), by_pairs(embedding.kernel, x, y) @ w, rtol=1e-12)
+    assert_close(embedding.double_integral, w @ gram @ w, rtol=1e-12)
+    assert_close(embedding.own_means, gram @ w, rtol=1e-12)
+    assert embedding.pool(jax.random.key(0), 3).shape == y.shape
+
+
+def test_reference_embedding_knows_its_own_error(x64):
+    "For n independent draws E|mu_hat - mu_p|^2 = (E k(x, x) - E k(x, x')) / n, both known here."
+    target, n = mixture(jnp.float64), 400
+    exact = exact_embedding(RBF(0.7), target)
+    made = reference_embedding(RBF(0.7), target.sample(jax.random.key(3), n))
+    assert_close(made.error2, (1 - exact.double_integral) / n, rtol=0.1)
+
+
+@pytest.mark.parametrize("base", [RBF(0.7), IMQ(0.9), InverseLog(0.9)], ids=["rbf", "imq", "inverse log"])
+def test_stein_mean_is_zero(base, x64):
+    "E_p k_p(x, .) = 0 by quadrature: what SteinEmbedding asserts."
+    target = mixture(jnp.float64)
+    nodes, mass = grid(jnp.float64)
+    values = Stein(base, target.score).matrix(nodes[1234::1500], nodes)
+    assert_close(values @ mass, np.zeros(len(values)), atol=1e-8 * float(jnp.max(jnp.abs(values))))
+    assert SteinEmbedding().double_integral == 0.0
+
+
+@pytest.mark.parametrize("own_term", ["left out", "included", "alone"])
+def test_particle_embedding(own_term, dtype):
+    target = mixture(dtype)
+    kernel, x = RBF(0.7), jnp.asarray(np.random.default_rng(5).normal(size=(4, 2)), dtype)
+    embedding, y = ParticleEmbedding(kernel, target.score, own_term), jnp.asarray(np.random.default_rng(6).normal(size=(9, 2)), dtype)
+    plain, padded = particles_of(kernel, y, target.score), particles_of(kernel, y, target.score, padding=5)
+    assert not embedding.fixed and np.isnan(embedding.double_integral)
+    assert_close(embedding.mean(x, padded), jnp.mean(by_pairs(kernel, x, y), 1), rtol=tolerance(dtype))
+    k, s_y, s_x = by_pairs(kernel, x, y), jax.vmap(target.score)(y), jax.vmap(target.score)(x)
+    expected = {"left out": k @ s_y / 9, "included": (k @ s_y + s_x) / 10, "alone": (k.sum(1, keepdims=True) + 1) * s_x / 10}[own_term]
+    got = embedding.mean_gradient(x, padded)
+    assert got.dtype == dtype
+    assert_close(got, expected, rtol=tolerance(dtype), atol=tolerance(dtype))
+    assert_close(embedding.mean_gradient(x, plain), expected, rtol=tolerance(dtype), atol=tolerance(dtype))
+
+
+def test_particle_gradient_has_the_sign_of_the_true_one(x64):
+    "The erratum to Eq. 5: with draws from p as particles, the estimate comes to the gradient of mu_p itself."
+    target, kernel = mixture(jnp.float64), RBF(0.7)
+    draws = target.sample(jax.random.key(0), 4000)
+    x = target.sample(jax.random.key(1), 20)
+    estimate = ParticleEmbedding(kernel, target.score, "left out").mean_gradient(x, particles_of(kernel, draws, target.score))
+    truth = exact_embedding(kernel, target).mean_gradient(x, None)
+    assert float(jnp.linalg.norm(estimate - truth) / jnp.linalg.norm(truth)) < 0.15
+
+
+# Step rules -----------------------------------------------------------------------------------------------------------
+
+RULES = {
+    "constant": ConstantStep(), "open loop": OpenLoop(2.0), "line search": LineSearch(), "inexact line search": LineSearch(0.5),
+    "free": Quadrature(), "sum to one": Quadrature("sum_to_one"), "simplex": Quadrature("simplex"),
+    "decayed constant": DecayEarly(ConstantStep(), 2, 0.5), "decayed sum to one": DecayEarly(Quadrature("sum_to_one"), 1, 0.9),
+}
+
+
+def system(dtype, count, before, capacity):
+    "A System on random points, padded as the contract says."
+    x = np.random.default_rng(8).normal(size=(count, 2))
+    gram, means = np.zeros((capacity, capacity)), np.zeros(capacity)
+    gram[:count, :count] = np.exp(-0.5 * np.sum((x[:, None] - x) ** 2, -1) / 0.9**2)
+    means[:count] = np.exp(-0.5 * np.sum(x**2, 1) / 1.81) / 1.81  # mu_p of a standard normal, up to a constant
+    factor = np.eye(capacity)
+    factor[:count, :count] = np.linalg.cholesky(gram[:count, :count])
+    weights = np.zeros(capacity)
+    if before: weights[:before] = 1.0 / before
+    cast = lambda a: jnp.asarray(a, dtype)  # noqa: E731
+    return System(cast(weights), cast(gram), cast(means), cast(factor), jnp.asarray(before, jnp.int32), jnp.asarray(count, jnp.int32))
+
+
+@jax.jit
+def all_rules(system): return {name: rule(system) for name, rule in RULES.items()}
+
+
+@pytest.mark.parametrize("count, before", [(1, 0), (5, 4), (6, 4)])
+def test_step_rules(count, before, dtype):
+    "Finite, zero on the padding, the same whatever the capacity, summing to one where they must."
+    tight, padded = (all_rules(system(dtype, count, before, capacity)) for capacity in (6, 11))
+    loose = 1e-4 if dtype == jnp.float32 else 1e-8
+    for name, (weights, size) in padded.items():
+        assert weights.dtype == dtype and bool(jnp.all(jnp.isfinite(weights))), name
+        assert jnp.shape(size) == () and (bool(jnp.isnan(size)) or 0 <= float(size) <= 1), name
+        assert weights.shape == (11,) and bool(jnp.all(weights[count:] == 0)), name
+        assert_close(weights[:6], tight[name][0], rtol=loose, atol=loose)
+        if name != "free": assert_close(jnp.sum(weights), 1.0, rtol=1e-5 if dtype == jnp.float32 else 1e-12)
+        if name in ("constant", "open loop", "line search", "simplex", "decayed constant"): assert bool(jnp.all(weights >= 0)), name
+    if before in (0, count - 1): assert_close(padded["constant"][0][:count], np.full(count, 1 / count), rtol=1e-6)
+
+
+def test_each_rule_minimises_over_its_own_set(x64):
+    "free <= sum to one <= simplex <= line search <= constant in MMD^2, and the first two against plain linear algebra."
+    s = system(jnp.float64, 6, 5, 9)
+    objective = lambda w: float(w @ s.gram @ w / 2 - w @ s.means)  # noqa: E731
+    values = [objective(RULES[name](s)[0]) for name in ("free", "sum to one", "simplex", "line search", "constant")]
+    assert all(a <= b + 1e-12 for a, b in zip(values, values[1:]))
+    gram, means = np.asarray(s.gram)[:6, :6], np.asarray(s.means)[:6]
+    assert_close(RULES["free"](s)[0][:6], np.linalg.solve(gram, means), rtol=1e-8)
+    kkt = np.block([[gram, np.ones((6, 1))], [np.ones((1, 6)), np.zeros((1, 1))]])
+    assert_close(RULES["sum to one"](s)[0][:6], np.linalg.solve(kkt, np.append(means, 1.0))[:6], rtol=1e-8)
+    w = np.asarray(RULES["simplex"](s)[0])[:6]
+    slope = gram @ w - means  # at the minimum: equal on the support, no smaller off it
+    assert np.ptp(slope[w > 0]) < 1e-9 and slope.min() >= slope[w > 0].min() - 1e-9
+
+
+def test_line_search_is_the_minimum_along_the_segment(x64):
+    s = system(jnp.float64, 5, 4, 5)
+    weights, size = LineSearch()(s)
+    others = [(1 - t) * s.weights + t * jnp.eye(5)[4] for t in np.linspace(0, 1, 401)]
+    objective = lambda w: float(w @ s.gram @ w / 2 - w @ s.means)  # noqa: E731
+    best = min(map(objective, others))
+    assert 0 < float(size) < 1 and objective(weights) <= best and objective(weights) == pytest.approx(best, abs=1e-5)
+
+
+# Oracles --------------------------------------------------------------------------------------------------------------
+
+def pool_problem(kernel, embedding, dtype):
+    positions = jnp.array([[0.0, 0.0], [1.0, -1.0]], dtype)
+    parts = Components(kernel, embedding, None, ConstantStep())
+    return Problem(kernel, embedding, init(parts, positions, 8).particles)
+
+
+STARTS = {
+    "pool": lambda t, e: pool_starts(e, e.kernel, mixture(t).sample(jax.random.key(4), 64)),
+    "near particles": lambda t, e: NearParticles(0.5),
+    "near point": lambda t, e: NearPoint(jnp.zeros(2, t), 1.0),
+    "prior": lambda t, e: PriorStarts(lambda key: 2 * jax.random.normal(key, (2,), t)),
+}
+
+
+@pytest.mark.parametrize("starts, batch_size", [("pool", 1), ("pool", 3), ("near particles", 1), ("near point", 3), ("prior", 1)])
+def test_oracle(starts, batch_size, dtype):
+    embedding = exact_embedding(RBF(0.7), mixture(dtype))
+    oracle = GradientOracle(STARTS[starts](dtype, embedding), num_steps=10, num_starts=4, batch_size=batch_size, scale=0.7)
+    problem, key = pool_problem(embedding.kernel, embedding, dtype), jax.random.key(11)
+    answer = jax.jit(lambda oracle, key, problem: oracle(key, problem))(oracle, key, problem)
+    assert answer.points.shape == (batch_size, 2) and answer.points.dtype == dtype
+    assert answer.values.shape == answer.valid.shape == (batch_size,) and answer.valid.dtype == bool and bool(jnp.all(answer.valid))
+    assert jnp.shape(answer.best_known) == jnp.shape(answer.evaluations) == jnp.shape(answer.rejected) == ()
+    assert int(answer.evaluations) == 0 and int(answer.rejected) == 0
+    assert_close(answer.values, lmo_value(problem, answer.points), rtol=1e-4, atol=1e-5)
+    assert float(answer.best_known) <= float(jnp.min(answer.values)) + 1e-6
+    first = oracle.starts(key, problem, 4 * batch_size).reshape(4, batch_size, 2)
+    @jax.jit
+    def cost(points):
+        gram = problem.kernel.matrix(points, points)
+        return jnp.sum(lmo_value(problem, points)) + (jnp.sum(gram) - jnp.trace(gram)) / 2 / (2 + batch_size)
+    assert float(cost(answer.points)) <= min(float(cost(x)) for x in first) + 1e-6
+
+
+def test_oracle_rejects_starts_that_are_not_finite(dtype):
+    embedding = exact_embedding(RBF(0.7), mixture(dtype))
+    problem = pool_problem(embedding.kernel, embedding, dtype)
+    half = PriorStarts(lambda key: jnp.where(jax.random.bernoulli(key), jnp.nan, 0.5) * jnp.ones(2, dtype))
+    answer = GradientOracle(half, num_steps=3, num_starts=8)(jax.random.key(1), problem)
+    bad = int(jnp.sum(jnp.isnan(half(jax.random.key(1), problem, 8)[:, 0])))
+    assert 0 < bad < 8 and int(answer.rejected) == bad and bool(answer.valid[0]) and bool(jnp.all(jnp.isfinite(answer.points)))
+    none = GradientOracle(PriorStarts(lambda key: jnp.full(2, jnp.nan, dtype)), num_steps=3)(jax.random.key(1), problem)
+    assert not bool(none.valid[0]) and int(none.rejected) == 4
