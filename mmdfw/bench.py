@@ -7,7 +7,7 @@ __all__ = ['LENGTHSCALE', 'PRIOR_SD', 'SVGD_RATES', 'toy_target', 'exact_mmd2', 
            'two_stages', 'one_seed', 'svgd_grid', 'medians', 'ratios', 'mixture_table', 'seconds_per_particle',
            'bench_mixture', 'powers', 'versions', 'write_json']
 
-# %% ../nbs/practice/95_bench.ipynb #27fce51d
+# %% ../nbs/practice/95_bench.ipynb #fef3ac10
 import json, platform, time
 from functools import lru_cache
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Callable
 import jax, jax.numpy as jnp, numpy as np, optax
 from tqdm import tqdm
 from .embedding import ParticleEmbedding, exact_embedding
-from .fit import Fit, fit, jitted_init, jitted_step, show_progress
+from .fitting import Fit, fit, jitted_init, jitted_step, show_progress
 from .frank_wolfe import capacity_for
 from .kernel import RBF
 from .mixture import GaussianMixture, eleven_gaussians

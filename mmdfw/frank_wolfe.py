@@ -47,14 +47,13 @@ class Info(NamedTuple):
     evaluations: jax.Array  # in total
     rejected: jax.Array  # in total
 
-# %% ../nbs/theory/50_frank_wolfe.ipynb #913dfbdf
+# %% ../nbs/theory/50_frank_wolfe.ipynb #03422714
 def empty_state(parts: Components, capacity: int, like: jax.Array) -> State:
     "No particles yet; `like` is one (d,) point that gives dimension and dtype."
-    zeros = lambda *shape: jnp.zeros((capacity, *shape), like.dtype)
-    shapes = jax.eval_shape(parts.kernel.features, like[None])
-    features = jax.tree.map(lambda leaf: jnp.zeros((capacity, *leaf.shape[1:]), leaf.dtype), shapes)
-    nothing = jnp.zeros((), jnp.int32)
-    particles = Particles(zeros(len(like)), features, zeros(len(like)), zeros(), nothing)
+    zeros, nothing = lambda *shape: jnp.zeros((capacity, *shape), like.dtype), jnp.zeros((), jnp.int32)
+    repeat = lambda leaf: jnp.broadcast_to(leaf, (capacity, *leaf.shape[1:]))  # unused rows near the others keep float32 digits
+    features = jax.tree.map(repeat, parts.kernel.features(like[None]))
+    particles = Particles(repeat(like[None]), features, zeros(len(like)), zeros(), nothing)
     return State(particles, zeros(capacity), jnp.eye(capacity, dtype=like.dtype), zeros(), nothing, nothing)
 
 # %% ../nbs/theory/50_frank_wolfe.ipynb #579fedb2
@@ -148,16 +147,18 @@ def frank_wolfe(
     def step_fn(rng_key, state): return step(parts, rng_key, state)
     return SamplingAlgorithm(init_fn, step_fn)
 
-# %% ../nbs/theory/50_frank_wolfe.ipynb #c8a2ad4b
+# %% ../nbs/theory/50_frank_wolfe.ipynb #ce100837
 def with_capacity(state: State, capacity: int) -> State:
     "The same particles in larger arrays."
     extra = capacity - len(state.means)
     if extra <= 0: return state
-    rows = lambda leaf: jnp.pad(leaf, [(0, extra)] + [(0, 0)] * (leaf.ndim - 1)) if leaf.ndim else leaf
+    rows = lambda leaf, mode="constant": jnp.pad(leaf, [(0, extra)] + [(0, 0)] * (leaf.ndim - 1), mode)
     square = lambda leaf: jnp.pad(leaf, ((0, extra), (0, extra)))
     corner = jnp.diag(jnp.where(jnp.arange(capacity) < capacity - extra, 0.0, 1.0)).astype(state.factor.dtype)
-    return state._replace(particles=jax.tree.map(rows, state.particles), gram=square(state.gram),
-                          factor=square(state.factor) + corner, means=rows(state.means))
+    old = state.particles
+    particles = Particles(rows(old.position, "edge"), jax.tree.map(lambda leaf: rows(leaf, "edge"), old.features),
+                          rows(old.score), rows(old.weights), old.count)
+    return state._replace(particles=particles, gram=square(state.gram), factor=square(state.factor) + corner, means=rows(state.means))
 
 def capacity_for(count: int, smallest: int = 64) -> int:
     "The next power of two, 64 at least."

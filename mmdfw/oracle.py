@@ -153,7 +153,7 @@ class PoolStarts(Starts):
         groups = jnp.resize(jax.random.permutation(key, m), (num, -(-m // num)))  # the last repeats a few of the first
         return self.points[jnp.take_along_axis(groups, jnp.argmin(values[groups], 1)[:, None], 1)[:, 0]]
 
-# %% ../nbs/theory/30_oracle.ipynb #43f8519c
+# %% ../nbs/theory/30_oracle.ipynb #e60e0db7
 def pool_starts(
     embedding: Embedding,
     kernel: Kernel,
@@ -165,7 +165,7 @@ def pool_starts(
     if not embedding.fixed: raise ValueError(f"{type(embedding).__name__} changes with the particles; use NearParticles or PriorStarts")
     if points is None: raise ValueError(f"{type(embedding).__name__} has no points of its own: give points=")
     points = check_points("points", points)
-    return PoolStarts(points, kernel.features(points), embedding.mean(points, None))
+    return PoolStarts(points, *jax.jit(lambda x: (kernel.features(x), embedding.mean(x, None)))(points))
 
 # %% ../nbs/theory/30_oracle.ipynb #3b0633a5
 @pytree_dataclass

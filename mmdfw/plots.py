@@ -5,10 +5,11 @@
 # %% auto #0
 __all__ = ['colors', 'plot_style', 'plot_density', 'plot_particles', 'plot_history']
 
-# %% ../nbs/practice/91_plots.ipynb #5010cc1e
+# %% ../nbs/practice/91_plots.ipynb #9c180e7e
 from typing import Callable
 import jax, jax.numpy as jnp, numpy as np
 import matplotlib.pyplot as plt
+from matplotlib.colors import to_rgba
 
 # %% ../nbs/practice/91_plots.ipynb #fa8563be
 colors = dict(mmdfw="#0072B2", mmdfw_greedy="#56B4E9", mmdfw_exact="#000000", mmdfw_exact_greedy="#777777", mmdfw_literal="#CC79A7",
@@ -21,7 +22,7 @@ def plot_style() -> dict:
             "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25,
             "axes.prop_cycle": plt.cycler(color=cycle), "font.size": 10, "legend.frameon": False, "lines.linewidth": 1.8}
 
-# %% ../nbs/practice/91_plots.ipynb #ddf6b7d7
+# %% ../nbs/practice/91_plots.ipynb #7179dd6c
 def plot_density(
     logdensity: Callable,  # (2,) -> scalar
     box,  # ((x0, x1), (y0, y1))
@@ -49,8 +50,9 @@ def plot_particles(
     "Particles as discs, areas in proportion to their weights."
     ax, positions = ax or plt.gca(), np.asarray(positions)
     weights = np.full(len(positions), 1 / len(positions)) if weights is None else np.asarray(weights)
-    style = dict(facecolors=[color if w >= 0 else "none" for w in weights], edgecolors=["white" if w >= 0 else color for w in weights])
-    ax.scatter(positions[:, 0], positions[:, 1], s=size * np.abs(weights), linewidths=0.6, alpha=0.9, **style, **kwargs)
+    inside = [to_rgba(color, 0.9 if w >= 0 else 0.0) for w in weights]  # an alpha for all would fill the hollow ones
+    edge = ["white" if w >= 0 else color for w in weights]
+    ax.scatter(positions[:, 0], positions[:, 1], s=size * np.abs(weights), linewidths=0.6, facecolors=inside, edgecolors=edge, **kwargs)
     return ax
 
 # %% ../nbs/practice/91_plots.ipynb #c5740501
