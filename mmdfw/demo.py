@@ -6,14 +6,13 @@
 __all__ = ['Regression', 'diabetes', 'log_posterior', 'zero_position', 'held_out_scores', 'Line', 'mixture_lines',
            'regression_lines', 'as_table', 'draw_mixture', 'draw_regression', 'demo']
 
-# %% ../nbs/practice/94_demo.ipynb #ee90d4c8
+# %% ../nbs/practice/94_demo.ipynb #6d78f845
 from pathlib import Path
-from typing import Any, Callable, NamedTuple
+from typing import Callable, NamedTuple
 import jax, jax.numpy as jnp, matplotlib.pyplot as plt, numpy as np, optax
 from jax.scipy.special import logsumexp
 from sklearn.datasets import load_diabetes
 from .bench import PRIOR_SD, exact_mmd2, timed
-from .checks import pytree_dataclass, ravel
 from .fitting import fit
 from .kernel import RBF
 from .mixture import eleven_gaussians

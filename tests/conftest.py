@@ -1,7 +1,7 @@
 """Shared fixtures. 64-bit floats are switched on by context only, so that no test can leak them into another."""
 import jax, jax.numpy as jnp, pytest
 
-from mmdfw.fit import fit
+from mmdfw.fitting import fit
 
 
 def pytest_configure(config):

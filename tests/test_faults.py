@@ -6,14 +6,14 @@ from conftest import gaussian
 from mmdfw.checks import check_count, check_positive
 from mmdfw.cloud import importance_cloud
 from mmdfw.embedding import ParticleEmbedding, SteinEmbedding, exact_embedding, reference_embedding
-from mmdfw.fit import fit
+from mmdfw.fitting import fit
 from mmdfw.frank_wolfe import frank_wolfe
 from mmdfw.kernel import IMQ, RBF, InverseLog, ScoreIMQ, Stein, median_lengthscale, random_fourier
 from mmdfw.mixture import eleven_gaussians, gaussian_mixture
 from mmdfw.mmd import mmd2
 from mmdfw.oracle import GradientOracle, NearParticles, PriorStarts, pool_starts
 from mmdfw.quadrature import Quadrature
-from mmdfw.refine import refine
+from mmdfw.refinement import refine
 from mmdfw.step import ConstantStep, DecayEarly, LineSearch, OpenLoop
 
 KEY = jax.random.key(0)

@@ -2,7 +2,7 @@
 import jax, jax.numpy as jnp, pytest
 
 from mmdfw.embedding import exact_embedding
-from mmdfw.fit import fit
+from mmdfw.fitting import fit
 from mmdfw.kernel import RBF
 from mmdfw.mixture import eleven_gaussians
 from mmdfw.mmd import mmd2_from_parts

@@ -9,7 +9,7 @@ from mmdfw.kernel import IMQ, RBF, InverseLog, ScoreIMQ, Stein, random_fourier
 from mmdfw.mixture import gaussian_mixture
 from mmdfw.oracle import GradientOracle, NearParticles, pool_starts
 from mmdfw.quadrature import Quadrature
-from mmdfw.refine import Walk, make_optimizer, refinement_objective, walk
+from mmdfw.refinement import Walk, make_optimizer, refinement_objective, walk
 from mmdfw.step import ConstantStep, LineSearch
 
 PLATFORMS = [["cuda"], ["cpu", "cuda"]]

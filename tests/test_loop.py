@@ -3,18 +3,18 @@ import collections
 import blackjax, jax, jax.numpy as jnp, numpy as np, pytest
 from conftest import gaussian
 
-import mmdfw.fit as fitting
+import mmdfw.fitting as fitting
 from mmdfw.checks import assert_close
 from mmdfw.cloud import importance_cloud
 from mmdfw.embedding import ParticleEmbedding, SteinEmbedding, exact_embedding
-from mmdfw.fit import fit
+from mmdfw.fitting import fit
 from mmdfw.frank_wolfe import frank_wolfe
 from mmdfw.kernel import IMQ, RBF, Stein
 from mmdfw.mixture import eleven_gaussians, gaussian_mixture
 from mmdfw.mmd import mmd2_from_parts
 from mmdfw.oracle import GradientOracle, GridOracle, NearParticles, pool_starts
 from mmdfw.quadrature import Quadrature
-from mmdfw.refine import refine, weigh
+from mmdfw.refinement import refine, weigh
 from mmdfw.step import ConstantStep, DecayEarly, LineSearch, OpenLoop
 
 RULES = {

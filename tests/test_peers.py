@@ -12,7 +12,7 @@ from mmdfw.kernel import RBF, Kernel, lengthscale_from_blackjax, lengthscale_fro
 from mmdfw.mmd import mmd2
 from mmdfw.oracle import Oracle, Proposal
 from mmdfw.quadrature import Quadrature
-from mmdfw.refine import weigh
+from mmdfw.refinement import weigh
 from mmdfw.step import LineSearch
 
 pytestmark = pytest.mark.usefixtures("x64")
