@@ -28,8 +28,9 @@ def squared_distances(
     # the middle of y, not of x: code that maps over single x then still shares one shifted y
     centre = jax.lax.stop_gradient(jnp.mean(y, axis=0))
     x, y = x - centre, y - centre
-    cross = jnp.matmul(x, y.T, precision="highest")
-    r2 = jnp.sum(x**2, 1)[:, None] + jnp.sum(y**2, 1)[None, :] - 2 * cross
+    product = lambda a, b: jnp.matmul(a, b, precision="highest")
+    one = jnp.ones((x.shape[1], 1), x.dtype)  # norms by a product too: XLA 0.10 on the CPU gets a sum fused with one wrong for m > 16,384
+    r2 = product(x**2, one) + product(y**2, one).T - 2 * product(x, y.T)
     # lifted to zero in value only: `maximum` has derivative 1/2 at a tie
     return r2 + jax.lax.stop_gradient(jnp.maximum(r2, 0.0) - r2)
 

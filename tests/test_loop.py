@@ -263,8 +263,8 @@ def test_the_counter_counts():
 
 def test_cloud_evaluations_are_those_made():
     target = Counted(gaussian)
-    cloud = importance_cloud(jax.random.key(0), target.logdensity, jnp.zeros(2), num_evaluations=512)
-    assert cloud.evaluations == 512 == target.total
+    cloud = importance_cloud(jax.random.key(0), target.logdensity, jnp.zeros(2), num_evaluations=128)
+    assert cloud.evaluations == 128 == target.total
 
 
 @pytest.mark.parametrize("name", ["left out", "included", "alone", "stein"])
@@ -281,12 +281,13 @@ def test_growth_evaluations_are_those_made(name):
     assert int(info.evaluations) == int(state.evaluations) == target.total
 
 
+@pytest.mark.filterwarnings("ignore:the importance cloud failed")  # a small one is enough to count
 @pytest.mark.parametrize("embedding", ["cloud", "stein"])
 def test_fit_owns_up_to_every_evaluation(embedding):
     "Refinement and start included: the count is never below what was made, nor far above."
     target = Counted(gaussian)
     oracle = GradientOracle(NearParticles(0.5), num_steps=3, num_starts=2)
-    result = fit(jax.random.key(0), target.logdensity, jnp.zeros(2), embedding=embedding, oracle=oracle, num_particles=4, num_evaluations=1024, max_refinement_steps=5)
+    result = fit(jax.random.key(0), target.logdensity, jnp.zeros(2), embedding=embedding, oracle=oracle, num_particles=3, num_evaluations=128, max_refinement_steps=3)
     assert target.total <= result.evaluations <= 1.25 * target.total + 50
 
 
