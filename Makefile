@@ -72,7 +72,7 @@ notebooks: setup  ## run every notebook, each in a process of its own, JOBS=2 at
 	|| { echo; echo 'Notebooks that failed:'; cat "$$failed"; exit 1; } >&2
 
 pytest: setup  ## test the installed package
-	$(CPU) .venv/bin/python -m pytest tests
+	$(CPU) .venv/bin/python -m pytest -n $(JOBS) tests
 
 export: setup  ## clean the notebooks and write mmdfw/ from them
 	@$(EXPORT)

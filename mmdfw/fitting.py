@@ -5,21 +5,21 @@
 # %% auto #0
 __all__ = ['MAX_CLOUD_DIMENSION', 'MIN_EFFICIENCY', 'MIN_EFFECTIVE_SIZE', 'jitted_step', 'jitted_init', 'Start', 'find_start',
            'curvature_spread', 'FlatPrior', 'default_kernel', 'rough_lengthscale', 'Setting', 'cloud_setting',
-           'choose_setting', 'given_setting', 'choose_oracle', 'choose_rule', 'show_progress', 'grow', 'bar_count',
-           'grow_once', 'History', 'Context', 'as_history', 'Fit', 'finish', 'run_refinement', 'fit', 'add',
-           'refine_fit', 'expectation', 'sample']
+           'choose_setting', 'checked_setting', 'given_setting', 'choose_oracle', 'choose_rule', 'show_progress',
+           'grow', 'bar_count', 'grow_once', 'History', 'Context', 'as_history', 'Fit', 'into_support', 'finish',
+           'run_refinement', 'fit', 'add', 'refine_fit', 'expectation', 'sample']
 
-# %% ../nbs/theory/53_fit.ipynb #0efee4ad
+# %% ../nbs/theory/53_fit.ipynb #07e6d0f3
 import os, sys, warnings
 from dataclasses import dataclass
 from typing import Any, Callable, NamedTuple
 import jax, jax.numpy as jnp, numpy as np
 from tqdm import tqdm
 from .checks import FlatTarget, Score, check_choice, check_count, flatten_target, ravel
-from .cloud import find_mode, importance_cloud, laplace_root
-from .embedding import Embedding, ParticleEmbedding, SteinEmbedding, reference_embedding
+from .cloud import find_mode, importance_cloud, jitted_logs, laplace_root
+from .embedding import Embedding, ParticleEmbedding, ReferenceEmbedding, SteinEmbedding, reference_embedding
 from .frank_wolfe import Components, State, capacity_for, discrepancy, init, step, with_capacity
-from .kernel import IMQ, RBF, Kernel, Stein, median_lengthscale
+from .kernel import IMQ, RBF, Kernel, Stein, median_lengthscale, squared_distances
 from .mmd import mmd2_from_parts
 from .oracle import GradientOracle, NearParticles, Oracle, PriorStarts, pool_starts
 from .quadrature import IntegralPosterior, Quadrature, integral_posterior, sum_to_one_weights
@@ -106,10 +106,10 @@ def cloud_setting(key: jax.Array, target: FlatTarget, start: Start, kernel, num_
     name = f"importance cloud of {len(cloud.weights)} points worth {cloud.effective_size:.0f} draws"
     return Setting(kernel, reference_embedding(kernel, cloud.points, cloud.weights), name, cloud.evaluations, cloud.rejected), trusted
 
-# %% ../nbs/theory/53_fit.ipynb #e7826e51
+# %% ../nbs/theory/53_fit.ipynb #7473f722
 def choose_setting(key: jax.Array, target: FlatTarget, start: Start, kernel, embedding, num_evaluations: int) -> Setting:
     "The embedding asked for; or the cloud in low dimension while its effective sample size holds; or the particles."
-    if isinstance(embedding, Embedding): return given_setting(kernel, embedding)
+    if isinstance(embedding, Embedding): return checked_setting(given_setting(kernel, embedding), start.position)
     check_choice("embedding", embedding, ("auto", "cloud", "particles", "stein"))
     name, used, rejected = "the particles themselves", 0, 0
     if embedding == "cloud" or (embedding == "auto" and len(start.position) <= MAX_CLOUD_DIMENSION):
@@ -123,10 +123,22 @@ def choose_setting(key: jax.Array, target: FlatTarget, start: Start, kernel, emb
     kernel = kernel or RBF(rough_lengthscale(start))
     return Setting(kernel, ParticleEmbedding(kernel, score, "alone"), name, used, rejected)
 
+def checked_setting(setting: Setting, position: jax.Array) -> Setting:
+    "Kernel and embedding must take points of the target's dimension."
+    try:
+        features = setting.kernel.features(position[None])
+        if setting.embedding.fixed: setting.embedding.mean(position[None], None)
+        setting.kernel.gram(features, features)
+    except TypeError as problem:
+        raise ValueError(f"{setting.name} does not take points of dimension {len(position)}: {problem}") from problem
+    return setting
+
 def given_setting(kernel, embedding: Embedding) -> Setting:
     "An embedding of the user's own brings its kernel along."
     own = getattr(embedding, "kernel", None)
     if own is None and kernel is None: raise ValueError(f"{type(embedding).__name__} has no kernel of its own: give kernel= as well")
+    if isinstance(embedding, SteinEmbedding) and not isinstance(kernel, Stein):
+        raise ValueError(f"mu_p = 0 holds for Stein kernels alone, got kernel={kernel}: give Stein(base, score_fn)")
     if own is not None and kernel is not None and own is not kernel:
         raise ValueError(f"the embedding was made for {own}, but kernel={kernel} was given; leave kernel out")
     return Setting(own if kernel is None else kernel, embedding, type(embedding).__name__, 0, 0)
@@ -147,7 +159,7 @@ def choose_rule(embedding: Embedding, rule) -> StepRule:
         return rule or Quadrature("simplex")
     return rule or (Quadrature() if embedding.fixed else ConstantStep())
 
-# %% ../nbs/theory/53_fit.ipynb #7272a8c7
+# %% ../nbs/theory/53_fit.ipynb #ca6142be
 def show_progress(wanted=None) -> bool:
     "On in a terminal or a notebook, off in tests, unless told."
     if wanted is not None: return bool(wanted)
@@ -168,7 +180,7 @@ def grow(
     with tqdm(total=num_particles, initial=int(state.particles.count), disable=not progress, unit="particle", desc="growing") as bar:
         try:
             while bar_count(state) < num_particles:
-                state, info = grow_once(key, parts, state)
+                state, info = grow_once(key, parts, state, num_particles)
                 infos.append(info)
                 if not bool(info.accepted):
                     warnings.warn(f"every start of the oracle met non-finite values: stopped with {bar_count(state)} of {num_particles} particles", stacklevel=3)
@@ -181,11 +193,11 @@ def grow(
 
 def bar_count(state: State) -> int: return int(state.particles.count)
 
-def grow_once(key: jax.Array, parts: Components, state: State) -> tuple:  # -> State, Info
+def grow_once(key: jax.Array, parts: Components, state: State, most: int) -> tuple:  # -> State, Info
     "One step, with room made for it first."
     count = bar_count(state)
     state = with_capacity(state, capacity_for(count + parts.oracle.batch_size))
-    return jitted_step(parts, jax.random.fold_in(key, count), state)
+    return jitted_step(parts, jax.random.fold_in(key, count), state, most)
 
 # %% ../nbs/theory/53_fit.ipynb #24e2e6ad
 class History(NamedTuple):
@@ -240,17 +252,35 @@ class Fit:
     def refine(self, max_steps=300, progress=None): return refine_fit(self, max_steps, progress)
     def sample(self, key, num): return sample(self, key, num)
 
-# %% ../nbs/theory/53_fit.ipynb #3db6948c
+# %% ../nbs/theory/53_fit.ipynb #c088bee4
+def into_support(parts: Components, logdensity: Callable, positions: jax.Array, weights: jax.Array) -> tuple:  # -> positions, weights
+    "Particles where the log density is not finite go to the nearest reference point, or are left out; weights anew."
+    good = np.isfinite(np.asarray(jitted_logs(logdensity, positions)))
+    if good.all(): return positions, weights
+    warnings.warn(f"{np.sum(~good)} of {len(good)} particles lay where the log density is not finite; they were moved back or left out", stacklevel=5)
+    if isinstance(parts.embedding, ReferenceEmbedding):
+        unit, pool = lengthscale_of(parts.kernel), parts.embedding.points[parts.embedding.weights > 0]
+        nearest = pool[jnp.argmin(squared_distances(positions / unit, pool / unit), 1)]
+        positions = jnp.where(good[:, None], positions, nearest)
+    else: positions, weights = positions[good], weights[good] / jnp.sum(weights[good])
+    if not parts.embedding.fixed: return positions, weights
+    return positions, weigh(parts.kernel, parts.embedding, positions, parts.step_rule, weights).weights
+
+# %% ../nbs/theory/53_fit.ipynb #41efe162
 def finish(parts: Components, state: State, history: History, context: Context, progress: bool) -> Fit:
-    "Refine if asked and put the result together."
+    "Refine if asked, keep to the support, and put the result together."
     n, refinement = int(state.particles.count), None
-    positions, weights, value = state.particles.position[:n], state.particles.weights[:n], discrepancy(parts, state)
+    positions, weights = state.particles.position[:n], state.particles.weights[:n]
     if context.refine and parts.embedding.fixed:
         refinement = run_refinement(parts, positions, weights, context.max_steps, progress)
-        positions, weighed = refinement.positions, refinement.weighed
-        weights, value = weighed.weights, mmd2_from_parts(weighed.weights, weighed.gram, weighed.means, parts.embedding.double_integral)
-    passes = refinement.passes if refinement else 0
-    used = context.evaluations + int(state.evaluations) + 2 * passes * n * parts.kernel.evaluations_per_point
+        positions, weights = refinement.positions, refinement.weighed.weights
+    positions, weights = into_support(parts, context.target.logdensity, positions, weights)
+    value = discrepancy(parts, state)
+    if parts.embedding.fixed:
+        features = parts.kernel.features(positions)
+        value = mmd2_from_parts(weights, parts.kernel.gram(features, features), parts.embedding.mean(positions, None), parts.embedding.double_integral)
+    passes = 1 + (refinement.passes if refinement else 0)
+    used = context.evaluations + int(state.evaluations) + n + 2 * passes * n * parts.kernel.evaluations_per_point
     return Fit(jax.vmap(context.target.unravel)(positions), weights, positions, float(value), history, used,
                state, parts, context, refinement)
 

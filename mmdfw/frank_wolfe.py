@@ -47,14 +47,15 @@ class Info(NamedTuple):
     evaluations: jax.Array  # in total
     rejected: jax.Array  # in total
 
-# %% ../nbs/theory/50_frank_wolfe.ipynb #03422714
+# %% ../nbs/theory/50_frank_wolfe.ipynb #ea9a7b43
 def empty_state(parts: Components, capacity: int, like: jax.Array) -> State:
     "No particles yet; `like` is one (d,) point that gives dimension and dtype."
     zeros, nothing = lambda *shape: jnp.zeros((capacity, *shape), like.dtype), jnp.zeros((), jnp.int32)
     repeat = lambda leaf: jnp.broadcast_to(leaf, (capacity, *leaf.shape[1:]))  # unused rows near the others keep float32 digits
     features = jax.tree.map(repeat, parts.kernel.features(like[None]))
     particles = Particles(repeat(like[None]), features, zeros(len(like)), zeros(), nothing)
-    return State(particles, zeros(capacity), jnp.eye(capacity, dtype=like.dtype), zeros(), nothing, nothing)
+    used = nothing + parts.kernel.evaluations_per_point
+    return State(particles, zeros(capacity), jnp.eye(capacity, dtype=like.dtype), zeros(), used, nothing)
 
 # %% ../nbs/theory/50_frank_wolfe.ipynb #579fedb2
 class Row(NamedTuple):
@@ -116,13 +117,14 @@ def discrepancy(parts: Components, state: State) -> jax.Array:
     scored = Scored(state.particles.position, state.particles.score)
     return jnp.maximum(w @ Stein(parts.kernel, parts.embedding.score_fn).gram(scored, scored) @ w, 0.0)
 
-# %% ../nbs/theory/50_frank_wolfe.ipynb #d3e0098e
-def step(parts: Components, key: jax.Array, state: State) -> tuple:  # -> State, Info
-    "One Frank-Wolfe step: ask the oracle, add its points, weigh all particles anew."
+# %% ../nbs/theory/50_frank_wolfe.ipynb #1af592ab
+def step(parts: Components, key: jax.Array, state: State, most: int = 2**31 - 1) -> tuple:  # -> State, Info
+    "One Frank-Wolfe step: ask the oracle, add its points (up to `most` particles), weigh all particles anew."
     before, w = state.particles.count, state.particles.weights
     answer = parts.oracle(key, Problem(parts.kernel, parts.embedding, state.particles))
     gap = w @ state.gram @ w - w @ state.means - jnp.min(answer.values)
-    grown, jitter = jax.lax.scan(lambda s, x: append(parts, s, *x), state, (answer.points, answer.valid))
+    valid = answer.valid & (before + jnp.arange(len(answer.valid)) < most)
+    grown, jitter = jax.lax.scan(lambda s, x: append(parts, s, *x), state, (answer.points, valid))
     grown, size = reweigh(parts, grown, before)
     accepted = grown.particles.count > before
     new = jax.tree.map(lambda a, b: jnp.where(accepted, a, b), grown, state)

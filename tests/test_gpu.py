@@ -71,19 +71,6 @@ def step_text(name, platforms):
 def test_step(name, platforms): assert_sound(step_text(name, platforms))
 
 
-@pytest.mark.parametrize("name", list(PARTS))
-def test_step_in_single_precision_while_double_is_allowed(name):
-    "float32 particles stay float32 in a process that has 64-bit floats switched on."
-    with jax.enable_x64(True):
-        parts = PARTS[name]()
-        shapes = jax.eval_shape(lambda x: init(parts, x, 16), points(1))
-        wide = [str(leaf.dtype) for leaf in jax.tree.leaves(shapes) if leaf.dtype == jnp.float64]
-        assert not wide, "init widens its state"
-        text = step_text(name, ["cuda"])
-        arrays = set(re.findall(r"tensor<\d[^>]*xf64>", text)) - {"tensor<5xf64>"}  # Adam's bias corrections, one for each of 5 starts: optax's
-        assert not arrays, f"arrays of float64: {sorted(arrays)}"
-
-
 @pytest.mark.parametrize("platforms", PLATFORMS, ids="+".join)
 @pytest.mark.parametrize("name", list(PARTS))
 def test_init(name, platforms):
