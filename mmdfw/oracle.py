@@ -221,7 +221,8 @@ def walk(oracle: GradientOracle, problem: Problem, first: jax.Array):  # (S, B, 
 def choose(oracle: GradientOracle, problem: Problem, sets: jax.Array, sound: jax.Array) -> Proposal:
     "The sound set of least total cost; where the objective is only an estimated field, the first sound end."
     values = lmo_value(problem, sets.reshape(-1, sets.shape[-1])).reshape(sets.shape[:2])
-    cost = jnp.sum(values, 1) + jax.vmap(lambda x: crowding(problem, x))(sets)
+    cost = jnp.sum(values, 1)
+    if oracle.batch_size > 1: cost = cost + jax.vmap(lambda x: crowding(problem, x))(sets)
     if not problem.embedding.fixed: cost = jnp.arange(len(sets), dtype=values.dtype)
     sound = sound & jnp.all(jnp.isfinite(values), axis=1)
     best = jnp.argmin(jnp.where(sound, cost, jnp.inf))
@@ -231,7 +232,8 @@ def choose(oracle: GradientOracle, problem: Problem, sets: jax.Array, sound: jax
 
 def price(oracle: GradientOracle, problem: Problem) -> jax.Array:
     "Target evaluations of one call: those of each step, and those of the features at starts and ends."
-    walkers, each = oracle.num_starts * oracle.batch_size, problem.kernel.evaluations_per_point
+    walkers = oracle.num_starts * oracle.batch_size
+    each = problem.kernel.evaluations_per_point * (1 if oracle.batch_size == 1 else 2)  # crowding takes features once more
     return jnp.asarray(walkers * (oracle.num_steps * (problem.embedding.evaluations_per_gradient + 2 * each) + 2 * each))
 
 # %% ../nbs/theory/30_oracle.ipynb #ad23d03d
