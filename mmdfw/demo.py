@@ -116,7 +116,7 @@ def draw_mixture(named: dict, path: Path):
     "Every method's particles over the density."
     target = eleven_gaussians()
     with plt.rc_context(plot_style()):
-        figure, axes = plt.subplots(1, len(named), figsize=(3.2 * len(named), 3.4), sharey=True)
+        figure, axes = plt.subplots(1, len(named), figsize=(3.2 * len(named), 4.0), sharey=True)
         shades = (colors["independent"], colors["svgd"], colors["mmdfw_greedy"], colors["mmdfw"])
         for ax, (name, (x, w)), color in zip(axes, named.items(), shades):
             plot_density(target.logdensity, ((-3.5, 3.5), (-3.5, 3.5)), ax)
