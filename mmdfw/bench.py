@@ -162,6 +162,7 @@ def versions() -> dict:
     "What the figures were made with."
     return {"python": platform.python_version(), "jax": jax.__version__, "optax": optax.__version__, "device": jax.devices()[0].platform}
 
+# %% ../nbs/practice/95_bench.ipynb #d2743a97
 def write_json(path, result: dict):
     "Write whole or not at all."
     path = Path(path)

@@ -61,6 +61,7 @@ def print_version() -> int:
     print(__version__)
     return 0
 
+# %% ../nbs/practice/99_cli.ipynb #258fda96
 def run_demo(options) -> int:
     "`mmdfw demo`"
     from mmdfw.demo import demo

@@ -124,6 +124,7 @@ def draw_mixture(named: dict, path: Path):
         figure.savefig(path)
         plt.close(figure)
 
+# %% ../nbs/practice/94_demo.ipynb #8beae453
 def draw_regression(result, path: Path):
     "Posterior means of the slopes with two posterior standard deviations, and how the discrepancy fell."
     names = load_diabetes().feature_names

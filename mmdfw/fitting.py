@@ -133,6 +133,7 @@ def checked_setting(setting: Setting, position: jax.Array) -> Setting:
         raise ValueError(f"{setting.name} does not take points of dimension {len(position)}: {problem}") from problem
     return setting
 
+# %% ../nbs/theory/53_fit.ipynb #65bda4e2
 def given_setting(kernel, embedding: Embedding) -> Setting:
     "An embedding of the user's own brings its kernel along."
     own = getattr(embedding, "kernel", None)
@@ -168,6 +169,7 @@ def show_progress(wanted=None) -> bool:
 
 jitted_step, jitted_init = jax.jit(step), jax.jit(init, static_argnums=2)
 
+# %% ../nbs/theory/53_fit.ipynb #4fff8e87
 def grow(
     key: jax.Array,
     parts: Components,
@@ -193,6 +195,7 @@ def grow(
 
 def bar_count(state: State) -> int: return int(state.particles.count)
 
+# %% ../nbs/theory/53_fit.ipynb #1a496e7c
 def grow_once(key: jax.Array, parts: Components, state: State, most: int) -> tuple:  # -> State, Info
     "One step, with room made for it first."
     count = bar_count(state)

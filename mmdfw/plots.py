@@ -39,6 +39,7 @@ def plot_density(
     ax.grid(False)
     return ax
 
+# %% ../nbs/practice/91_plots.ipynb #7ccd36e3
 def plot_particles(
     positions,  # (n, 2) or more columns, of which the first two are drawn
     weights=None,  # disc areas, uniform if None; hollow discs for negative weights
