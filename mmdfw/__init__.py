@@ -9,16 +9,25 @@ __all__ = ['assert_close', 'Cloud', 'importance_cloud', 'Embedding', 'ParticleEm
            'Stein', 'ksd_lengthscale', 'median_lengthscale', 'random_fourier', 'GaussianMixture', 'eleven_gaussians',
            'gaussian_mixture', 'ksd2', 'mmd2', 'witness', 'GradientOracle', 'GridOracle', 'NearParticles', 'NearPoint',
            'Oracle', 'PoolStarts', 'PriorStarts', 'Quadrature', 'ConstantStep', 'DecayEarly', 'LineSearch', 'OpenLoop',
-           'StepRule']
+           'StepRule', 'BNN', 'bnn', 'mlp', 'as_table', 'load', 'split', 'BatchOracle', 'Logistic',
+           'BernoulliPredictive', 'GaussianPredictive', 'classification_scores', 'regression_scores', 'Model',
+           'Posterior', 'posterior', 'ModelFit', 'fit_model', 'load_fit']
 
 # %% ../nbs/practice/98_top.ipynb #fff6c854
+from .bnn import BNN, bnn, mlp
 from .checks import assert_close
 from .cloud import Cloud, importance_cloud
+from .data import as_table, load, split
 from .embedding import Embedding, ParticleEmbedding, SteinEmbedding, exact_embedding, reference_embedding
 from .fitting import Fit, fit
+from .growth import BatchOracle
 from .kernel import IMQ, RBF, InverseLog, Kernel, RandomFourier, ScoreIMQ, Stein, ksd_lengthscale, median_lengthscale, random_fourier
+from .logistic import Logistic
+from .metrics import BernoulliPredictive, GaussianPredictive, classification_scores, regression_scores
 from .mixture import GaussianMixture, eleven_gaussians, gaussian_mixture
 from .mmd import ksd2, mmd2, witness
+from .model import Model, Posterior, posterior
+from .model_fit import ModelFit, fit_model, load_fit
 from .oracle import GradientOracle, GridOracle, NearParticles, NearPoint, Oracle, PoolStarts, PriorStarts
 from .quadrature import Quadrature
 from .step import ConstantStep, DecayEarly, LineSearch, OpenLoop, StepRule
@@ -28,4 +37,6 @@ _all_ = ["assert_close", "Cloud", "importance_cloud", "Embedding", "ParticleEmbe
          "reference_embedding", "Fit", "fit", "IMQ", "RBF", "InverseLog", "Kernel", "RandomFourier", "ScoreIMQ", "Stein",
          "ksd_lengthscale", "median_lengthscale", "random_fourier", "GaussianMixture", "eleven_gaussians", "gaussian_mixture",
          "ksd2", "mmd2", "witness", "GradientOracle", "GridOracle", "NearParticles", "NearPoint", "Oracle", "PoolStarts",
-         "PriorStarts", "Quadrature", "ConstantStep", "DecayEarly", "LineSearch", "OpenLoop", "StepRule"]
+         "PriorStarts", "Quadrature", "ConstantStep", "DecayEarly", "LineSearch", "OpenLoop", "StepRule",
+         "BNN", "bnn", "mlp", "as_table", "load", "split", "BatchOracle", "Logistic", "BernoulliPredictive", "GaussianPredictive",
+         "classification_scores", "regression_scores", "Model", "Posterior", "posterior", "ModelFit", "fit_model", "load_fit"]

@@ -167,10 +167,12 @@ def find_mode(
 ) -> Mode:
     "Near-MAP point by L-BFGS; the best finite point met is kept."
     check_count("max_steps", max_steps)
-    position = check_points("position", jnp.asarray(position)[None])[0]
+    position = jnp.asarray(position)
+    check_points("position", np.asarray(position)[None])
     at, used = jitted_climb(logdensity, position, max_steps, tolerance)
-    if not bool(jnp.isfinite(at.loss)): raise ValueError(f"the log density is {-at.loss} at the start {position} and no step left it")
-    return Mode(at.position, -at.loss, int(used))
+    value = -np.asarray(at.loss)
+    if not np.isfinite(value): raise ValueError(f"the log density is {value} at the start {position} and no step left it")
+    return Mode(at.position, jnp.asarray(value), int(used))
 
 # %% ../nbs/theory/22_cloud.ipynb #2c666200
 def laplace_root(
@@ -297,7 +299,8 @@ def importance_cloud(
     check_count("num_pilots", num_pilots)
     check_count("max_components", max_components)
     check_count("num_evaluations", num_evaluations, max(64, 5 * num_pilots))
-    centre = check_points("centre", jnp.asarray(centre)[None])[0]
+    centre = jnp.asarray(centre)
+    check_points("centre", np.asarray(centre)[None])
     rng, dtype = np.random.default_rng(np.asarray(jax.random.key_data(key)).ravel()), centre.dtype
     evaluate = lambda x: jitted_logs(logdensity, x)
     first = scale_ladder(np.asarray(centre, float), as_root(root, len(centre)))

@@ -11,7 +11,7 @@ __all__ = ['Particles', 'Embedding', 'rbf_log_volume', 'smoothed', 'rbf_double_i
 from dataclasses import field
 from typing import Any, Callable, NamedTuple
 import jax, jax.numpy as jnp
-from .checks import check_choice, check_positive, pytree_dataclass
+from .checks import as_pytree_function, check_choice, check_positive, pytree_dataclass
 from .kernel import RBF, Kernel, RandomFourier
 from .mixture import GaussianMixture, log_normal
 from .mmd import check_dimension, check_set, kernel_mean
@@ -185,11 +185,12 @@ def uniform_weights(particles: Particles) -> jax.Array:  # (capacity,)
 class ParticleEmbedding(Embedding):
     "The paper's: expectations under p replaced by sums over the particles found so far."
     kernel: Kernel
-    score_fn: Callable = field(metadata=dict(static=True))  # (d,) -> (d,), the gradient of log p
+    score_fn: Callable  # (d,) -> (d,), the gradient of log p; one that holds data may be a pytree
     own_term: str = field(default="included", metadata=dict(static=True))  # "left out" (Eq. 5), "included", "alone"
     fixed = False
 
     def __post_init__(self):
+        object.__setattr__(self, "score_fn", as_pytree_function(self.score_fn))
         check_choice("own_term", self.own_term, ("left out", "included", "alone"))
         if not getattr(self.kernel, "stationary", True):
             raise ValueError(f"the particle embedding needs a kernel of x - y; {type(self.kernel).__name__} is none")

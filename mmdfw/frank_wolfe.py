@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Components', 'State', 'Info', 'empty_state', 'Row', 'look_at', 'append', 'reweigh', 'init', 'discrepancy', 'step',
-           'frank_wolfe', 'with_capacity', 'capacity_for']
+           'accept', 'frank_wolfe', 'with_capacity', 'capacity_for']
 
 # %% ../nbs/theory/50_frank_wolfe.ipynb #68cf99ef
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from .checks import check_count
 from .embedding import Embedding, Particles
 from .kernel import Kernel, Scored, Stein
 from .mmd import mmd2_from_parts
-from .oracle import Oracle, Problem, oracle_accuracy
+from .oracle import Oracle, Problem, Proposal, oracle_accuracy
 from .quadrature import Quadrature, grow_factor
 from .step import StepRule, System
 
@@ -120,8 +120,11 @@ def discrepancy(parts: Components, state: State) -> jax.Array:
 # %% ../nbs/theory/50_frank_wolfe.ipynb #1af592ab
 def step(parts: Components, key: jax.Array, state: State, most: int = 2**31 - 1) -> tuple:  # -> State, Info
     "One Frank-Wolfe step: ask the oracle, add its points (up to `most` particles), weigh all particles anew."
+    return accept(parts, state, parts.oracle(key, Problem(parts.kernel, parts.embedding, state.particles)), most)
+
+def accept(parts: Components, state: State, answer: Proposal, most: int = 2**31 - 1) -> tuple:  # -> State, Info
+    "Add what the oracle answered, and weigh all particles anew."
     before, w = state.particles.count, state.particles.weights
-    answer = parts.oracle(key, Problem(parts.kernel, parts.embedding, state.particles))
     gap = w @ state.gram @ w - w @ state.means - jnp.min(answer.values)
     valid = answer.valid & (before + jnp.arange(len(answer.valid)) < most)
     grown, jitter = jax.lax.scan(lambda s, x: append(parts, s, *x), state, (answer.points, valid))
@@ -162,6 +165,6 @@ def with_capacity(state: State, capacity: int) -> State:
                           rows(old.score), rows(old.weights), old.count)
     return state._replace(particles=particles, gram=square(state.gram), factor=square(state.factor) + corner, means=rows(state.means))
 
-def capacity_for(count: int, smallest: int = 64) -> int:
-    "The next power of two, 64 at least."
+def capacity_for(count: int, smallest: int = 128) -> int:
+    "The next power of two, 128 at least."
     return max(smallest, 1 << (int(count) - 1).bit_length())

@@ -1,0 +1,799 @@
+"""Models on data: unbiased minibatches, chunks, devices, CUDA, and the call that fits, saves and goes on."""
+import itertools, json, os, pickle, re, subprocess, sys, tokenize, zipfile
+from dataclasses import dataclass, replace
+import jax, jax.numpy as jnp, numpy as np, pytest
+from flax import nnx
+from test_gpu import PLATFORMS, assert_sound, lowered
+
+from mmdfw import model_fit
+from mmdfw.bnn import bnn, mlp
+from mmdfw.checks import assert_close, layout_of, ravel
+from mmdfw.embedding import ParticleEmbedding
+from mmdfw.frank_wolfe import Components, init, step
+from mmdfw.growth import BatchOracle, advance, begin, run_call
+from mmdfw.kernel import RBF
+from mmdfw.logistic import Logistic
+from mmdfw.metrics import GaussianPredictive, classification_scores, regression_scores
+from mmdfw.model import Model, draw_rows, minibatch_logdensity, posterior
+from mmdfw.model_fit import DataScore, fit_model, load_fit, read_fit
+from mmdfw.oracle import Problem
+from mmdfw.quadrature import Quadrature
+from mmdfw.step import ConstantStep
+
+
+@dataclass(frozen=True)
+class Line(Model):
+    "y = slope x + known noise, slope ~ N(0, 1): its posterior is known, and it compiles fast."
+    noise: float = 0.5
+
+    def sample_prior(self, key): return {"slope": jax.random.normal(key)}
+    def log_prior(self, params): return -0.5 * params["slope"] ** 2
+    def log_likelihood(self, params, x, y): return -0.5 * ((y - params["slope"] * x[:, 0]) / self.noise) ** 2
+    def predict(self, particles, weights, x):
+        means = particles["slope"][:, None] * x[:, 0]
+        return GaussianPredictive(means, jnp.full((len(means), 1), self.noise, means.dtype), weights)
+
+
+KEY = jax.random.key(0)
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(40, 2))
+Y = 1.7 * X[:, 0] + 0.5 * RNG.normal(size=40)
+LABELS = (Y > 0).astype(float)
+SHORT = dict(first_steps=200, later_steps=100, batch_size=100, learning_rate=0.05, later_rate=0.05)
+MODELS = {"logistic": (Logistic(2), LABELS), "network": (mlp(2, (3,), jnp.tanh), Y)}
+
+
+def as_floats(params, dtype): return jax.tree.map(lambda leaf: leaf.astype(dtype), params)
+def assert_near(actual, expected, rtol): assert_close(actual, expected, rtol=rtol, atol=rtol * float(np.max(np.abs(expected))))
+def value_and_score(f, params): return (lambda out: jnp.concatenate([out[0][None], ravel(out[1])]))(jax.value_and_grad(f)(params))
+def fit_line(num_particles=5, key=KEY, **options): return fit_model(key, Line(), X, Y, **(SHORT | dict(num_particles=num_particles) | options))
+
+
+def plain(model, x, y):
+    "The log posterior as one sum."
+    x, y = jnp.asarray(x, float), jnp.asarray(y, float)
+    return lambda params: model.log_prior(params) + jnp.sum(model.log_likelihood(params, x, y))
+
+
+# Minibatches are unbiased -----------------------------------------------------------------------------------------------
+
+def batch_values(model, y, rows, num_rows):  # -> (batches, 1 + d)
+    "Value and score of the log density on each batch of rows, at one draw from the prior."
+    params, x, y = as_floats(model.sample_prior(KEY), float), jnp.asarray(X, float), jnp.asarray(y, float)
+    one = lambda r: value_and_score(lambda p: minibatch_logdensity(model, p, x[r], y[r], num_rows), params)  # noqa: E731
+    return jax.jit(jax.vmap(one))(rows), value_and_score(plain(model, x, y), params)
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_mean_over_all_batches_of_one_row(name, x64):
+    model, y = MODELS[name]
+    each, whole = batch_values(model, y, jnp.arange(40)[:, None], 40)
+    assert_near(jnp.mean(each, 0), whole, 1e-12)
+    assert float(jnp.max(jnp.std(each, 0))) > 1  # single batches are far from it
+    unscaled, _ = batch_values(model, y, jnp.arange(40)[:, None], 1)
+    with pytest.raises(AssertionError): assert_near(jnp.mean(unscaled, 0), whole, 1e-3)
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_mean_over_random_batches(name, x64):
+    model, y = MODELS[name]
+    rows, num = draw_rows(jax.random.key(1), 40, (4000, 8)), 4000
+    each, whole = batch_values(model, y, rows, 40)
+    error = jnp.std(each, 0) / np.sqrt(num) + 1e-12 * jnp.max(jnp.abs(whole))  # the prior's own coordinates have no noise
+    assert jnp.all(jnp.abs(jnp.mean(each, 0) - whole) < 4 * error)
+    unscaled, _ = batch_values(model, y, rows, 8)
+    assert jnp.any(jnp.abs(jnp.mean(unscaled, 0) - whole) > 40 * error)
+
+
+def test_rows_are_drawn_from_all_rows():
+    counts = np.bincount(np.asarray(draw_rows(KEY, 7, (70_000,))), minlength=7)
+    assert len(counts) == 7 and np.all(np.abs(counts - 10_000) < 5 * np.sqrt(10_000))
+
+
+# Chunks -----------------------------------------------------------------------------------------------------------------
+
+SIZES = (1, 2, 7, 13, 39, 40, 41, 5000)  # 40 rows
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_chunks_change_nothing(name, dtype):
+    model, y = MODELS[name]
+    params = as_floats(model.sample_prior(KEY), dtype)
+    targets = [posterior(model, X, y, size) for size in SIZES]
+    assert [t.x.shape[1] for t in targets] == [min(size, 40) for size in SIZES]
+    found = jax.jit(lambda targets, p: jnp.stack([value_and_score(t, p) for t in targets]))(targets, params)
+    assert found.dtype == dtype
+    expected = value_and_score(plain(model, X, y), params)
+    for values in found: assert_near(values, expected, 1e-12 if dtype == "float64" else 1e-5)
+
+
+def test_padding_counts_for_nothing(x64):
+    target, params = posterior(Line(), X, Y, 7), {"slope": jnp.asarray(0.3)}
+    assert target.x.shape == (6, 7, 2)
+    assert_close(target(params), plain(Line(), X, Y)(params), rtol=1e-12)
+    assert abs(float(replace(target, mask=jnp.ones_like(target.mask))(params) - target(params))) > 1e-3  # the mask is what does it
+    poisoned = replace(target, y=jnp.where(target.mask > 0, target.y, jnp.inf))
+    assert_close(poisoned(params), target(params), rtol=0)
+    assert_close(target.rows()[0], X, rtol=0), assert_close(target.rows()[1], Y, rtol=0)
+
+
+def test_a_part_stands_for_the_whole(x64):
+    params = {"slope": jnp.asarray(0.3)}
+    part = posterior(Line(), X[:10], Y[:10], 3, num_rows=40)
+    assert_close(part(params), minibatch_logdensity(Line(), params, jnp.asarray(X[:10]), jnp.asarray(Y[:10]), 40), rtol=1e-12)
+    with pytest.raises(ValueError, match="num_rows.*10.*9"): posterior(Line(), X[:10], Y[:10], num_rows=9)
+
+
+def test_memory_does_not_grow_with_rows():
+    model = mlp(2, (64,))
+    params = model.sample_prior(KEY)
+    def room(rows, size):
+        target = posterior(model, np.ones((rows, 2)), np.ones(rows), size)
+        return jax.jit(lambda t, p: jax.grad(t)(p)).lower(target, params).compile().memory_analysis().temp_size_in_bytes
+    small, large = room(512, 128), room(8192, 128)
+    assert large < 1.1 * small
+    assert room(8192, 8192) > 5 * large
+
+
+@pytest.mark.xfail(strict=True, reason="a log likelihood of shape (rows, 1) is broadcast against the mask and counted `rows` times, without a word")
+def test_likelihood_of_a_wrong_shape():
+    class Column(Line):
+        def log_likelihood(self, params, x, y): return super().log_likelihood(params, x, y)[:, None]
+    params = {"slope": jnp.asarray(0.3)}
+    try: value = posterior(Column(), X, Y)(params)
+    except ValueError as problem: assert re.search(r"\(40, 1\)", str(problem))
+    else: assert_close(value, plain(Line(), X, Y)(params), rtol=1e-5)
+
+
+# Devices ----------------------------------------------------------------------------------------------------------------
+
+SPREAD = """
+import itertools, json, jax, jax.numpy as jnp, numpy as np
+from mmdfw.bnn import mlp
+from mmdfw.checks import ravel
+from mmdfw.logistic import Logistic
+from mmdfw.model import posterior, spread
+assert jax.device_count() == 4
+rng = np.random.default_rng(0)
+x = rng.normal(size=(1003, 2)); y = (x[:, 0] > 0).astype(float)
+look = jax.jit(lambda t, p: jax.value_and_grad(t)(p))
+flat = lambda out: np.concatenate([[out[0]], np.asarray(ravel(out[1]))])
+meshes = {n: jax.make_mesh((n,), ("rows",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:n]) for n in (1, 2, 4)}
+meshes["explicit"] = jax.make_mesh((4,), ("rows",), axis_types=(jax.sharding.AxisType.Explicit,))
+meshes["plain"] = jax.sharding.Mesh(np.array(jax.devices()).reshape(2, 2), ("rows", "other"))
+found = []
+def compare(dtype, model, rows, chunk, places):
+    with jax.enable_x64(dtype == "float64"):
+        params = jax.tree.map(lambda leaf: leaf.astype(dtype), model.sample_prior(jax.random.key(0)))
+        part = posterior(model, x[:rows], y[:rows], chunk, num_rows=2000)
+        alone = flat(look(part, params))
+        for place in places:
+            wide = spread(part, meshes[place])
+            there = flat(look(wide, params))
+            assert there.dtype == dtype and wide.rows()[1].shape == (rows,) and len(wide.x.sharding.device_set) == (place if isinstance(place, int) else 4)
+            found.append([dtype, type(model).__name__, rows, chunk, str(place), float(np.max(np.abs(there - alone)) / np.max(np.abs(alone)))])
+for dtype in ("float64", "float32"):
+    compare(dtype, Logistic(2), 1003, 4096, (1, 2, 4))
+    compare(dtype, Logistic(2), 3, 4096, (2, 4))
+    compare(dtype, mlp(2, (3,), jnp.tanh), 1003, 100, (1, 2, 4))
+compare("float64", Logistic(2), 101, 8, ("explicit", "plain", 4))
+print(json.dumps(found))
+"""
+
+
+def test_rows_over_four_devices():
+    env = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu", "MPLBACKEND": "agg"}
+    out = subprocess.run([sys.executable, "-c", SPREAD], env=env, capture_output=True, text=True, timeout=240)
+    assert out.returncode == 0, out.stderr[-3000:]
+    found = json.loads(out.stdout.splitlines()[-1])
+    assert len(found) == 2 * (3 + 2 + 3) + 3
+    for dtype, *what, error in found: assert error < (1e-12 if dtype == "float64" else 1e-5), (dtype, *what, error)
+
+
+# CUDA -------------------------------------------------------------------------------------------------------------------
+
+class Cuda:
+    "A tiny network, its data and its oracle, in float32."
+    def __init__(self, name="network"):
+        self.model, y = MODELS[name]
+        self.layout = layout_of(self.model.sample_prior(KEY))
+        self.target = posterior(self.model, X, y, 16)
+        self.u = ravel(self.model.sample_prior(KEY))
+        x, y = self.target.rows()
+        self.oracle = BatchOracle(self.model, self.layout, x, y, batch_size=3, rows_per_step=8, later_steps=4, piece=2)
+        kernel = RBF(jnp.float32(1.0))
+        self.parts = Components(kernel, ParticleEmbedding(kernel, DataScore(self.target, self.layout), "alone"), self.oracle, ConstantStep())
+    def state(self):
+        shapes = jax.eval_shape(lambda p: init(self.parts, p, 16), jnp.zeros((3, len(self.u)), jnp.float32))
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+
+
+@pytest.fixture
+def x32():
+    with jax.enable_x64(False): yield
+
+
+KEY_DATA = jax.random.key_data(KEY)
+
+
+def lower_posterior(name, platforms):
+    c = Cuda(name)
+    return lowered(lambda t, u: jax.value_and_grad(lambda v: t(c.layout.unravel(v)))(u), (c.target, c.u), platforms)
+
+
+def lower_advance(platforms):
+    c = Cuda()
+    flock = begin(c.oracle, KEY)
+    def piece(oracle, data, flock, frozen, used): return advance(oracle, jax.random.wrap_key_data(data), flock, frozen, used, 100.0, 0.01)
+    return lowered(piece, (c.oracle, KEY_DATA, flock, jnp.zeros((16, len(c.u))), jnp.zeros(16)), platforms)
+
+
+def lower_call(platforms):
+    c = Cuda()
+    def call(parts, data, state): return run_call(parts.oracle, jax.random.wrap_key_data(data), Problem(parts.kernel, parts.embedding, state.particles))
+    return lowered(call, (c.parts, KEY_DATA, c.state()), platforms)
+
+
+def lower_step(platforms):
+    c = Cuda()
+    return lowered(lambda parts, data, state: step(parts, jax.random.wrap_key_data(data), state), (c.parts, KEY_DATA, c.state()), platforms)
+
+
+def lower_prediction(name, platforms):
+    c, scores = Cuda(name), {"network": regression_scores, "logistic": classification_scores}[name]
+    particles = jax.tree.map(lambda leaf: jnp.stack([leaf, 0.9 * leaf]), c.model.sample_prior(KEY))
+    return lowered(lambda p, w, x, y: scores(c.model.predict(p, w, x), y), (particles, jnp.full(2, 0.5), *c.target.rows()), platforms)
+
+
+LOWER = {
+    "score, logistic": lambda p: lower_posterior("logistic", p), "score, network": lambda p: lower_posterior("network", p),
+    "advance": lower_advance, "call": lower_call, "step": lower_step,
+    "prediction, network": lambda p: lower_prediction("network", p), "prediction, logistic": lambda p: lower_prediction("logistic", p),
+}
+
+
+@pytest.mark.parametrize("platforms", PLATFORMS, ids="+".join)
+@pytest.mark.parametrize("name", list(LOWER))
+def test_lowers_for_cuda(name, platforms, x32):
+    text = LOWER[name](platforms)
+    assert_sound(text)
+    assert not re.findall(r"custom_call @\w*(?:host|python|py_)\w*", text)
+    if name in ("advance", "call", "step"): assert "stablehlo.while" in text  # the scan is inside, not unrolled
+
+
+def test_the_check_sees_a_callback(x32):
+    text = lowered(lambda x: jax.pure_callback(np.sin, jax.ShapeDtypeStruct((2,), np.float32), x), (jnp.ones(2),), ["cuda"])
+    with pytest.raises(AssertionError): assert_sound(text)
+
+
+# Shapes and modules -----------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("model, dimension", [
+    (Logistic(54), 56), (mlp(17), 953), (mlp(9), 553), (mlp(90, (100,)), 9203),
+    (mlp(3, (4, 5)), 4 * 4 + 5 * 5 + 6 + 2), (mlp(3, (4, 5), jnp.tanh), 4 * 4 + 5 * 5 + 6 + 2), (mlp(2, ()), 3 + 2),
+], ids=["covertype", "naval", "protein", "year", "two layers", "two layers, tanh", "no hidden layer"])
+def test_dimensions(model, dimension):
+    shapes = jax.eval_shape(model.sample_prior, KEY)
+    assert sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(shapes)) == dimension
+
+
+def test_two_layers_by_hand(x64):
+    model = mlp(2, (3, 4), jnp.sin)
+    params = as_floats(model.sample_prior(KEY), float)
+    h = X
+    for i, last in ((0, False), (1, False), (2, True)):
+        h = h @ np.asarray(params["net"]["layers"][i]["kernel"]) + np.asarray(params["net"]["layers"][i]["bias"])
+        h = h if last else np.sin(h)
+    assert_close(model.network(params["net"], jnp.asarray(X)), h[:, 0], rtol=1e-10)
+
+
+def test_equal_models_share_compiled_code():
+    assert mlp(2, (3,)) == mlp(2, (3,)) and hash(mlp(2, (3,))) == hash(mlp(2, (3,)))
+    assert len({mlp(2, (3,)), mlp(2, (4,)), mlp(2, (3,), jnp.tanh), mlp(2, (3,), rate=0.2), mlp(3, (3,))}) == 5
+
+
+class Dropping(nnx.Module):
+    "Random streams in its state; without dropout it is a plain network."
+    def __init__(self, rngs, deterministic=True):
+        self.inside, self.out = nnx.Linear(2, 3, rngs=rngs), nnx.Linear(3, 1, rngs=rngs)
+        self.drop = nnx.Dropout(0.5, deterministic=deterministic, rngs=rngs)
+    def __call__(self, x): return self.out(self.drop(jnp.tanh(self.inside(x))))[:, 0]
+
+
+def test_module_with_random_streams():
+    model = bnn(Dropping, 2)
+    params = model.sample_prior(KEY)
+    assert len(ravel(params)) == 3 * 3 + 4 + 2  # the streams are no parameters
+    by_hand = jnp.tanh(X @ params["net"]["inside"]["kernel"] + params["net"]["inside"]["bias"]) @ params["net"]["out"]["kernel"] + params["net"]["out"]["bias"]
+    assert_close(model.network(params["net"], jnp.asarray(X)), by_hand[:, 0], rtol=1e-5)
+    grown = fit_model(KEY, model, X, Y, num_particles=2, **SHORT)
+    assert jnp.all(jnp.isfinite(grown.positions)) and grown.predict(X).mean.shape == (40,)
+    assert jnp.all(jnp.isfinite(ravel(jax.grad(posterior(model, X, Y, 7))(params))))
+
+
+@pytest.mark.xfail(strict=True, reason="a module that changes its state is met by flax's TraceContextError in the middle of a trace; `bnn` could refuse it")
+@pytest.mark.parametrize("make", [lambda rngs: Dropping(rngs, deterministic=False), lambda rngs: Normed(rngs)], ids=["dropout on", "batch norm in training"])
+def test_module_that_changes_its_state(make):
+    with pytest.raises(ValueError, match="state|deterministic|RngCount|BatchStat"): bnn(make, 2)
+
+
+class Normed(nnx.Module):
+    def __init__(self, rngs): self.inside, self.norm = nnx.Linear(2, 1, rngs=rngs), nnx.BatchNorm(1, rngs=rngs)
+    def __call__(self, x): return self.norm(self.inside(x))[:, 0]
+
+
+class Shifted(nnx.Module):
+    "A constant in its state, such as the mean of the data."
+    def __init__(self, rngs, by): self.inside, self.by = nnx.Linear(2, 1, rngs=rngs), nnx.Variable(jnp.asarray(by))
+    def __call__(self, x): return self.inside(x)[:, 0] + self.by[...]
+
+
+@pytest.mark.xfail(strict=True, reason="`rest` does not count for equality, so a compiled function is used again with the first model's constants inside")
+def test_state_that_is_no_parameter_is_not_mixed_up():
+    look = jax.jit(lambda target, params: target(params))
+    near, far = (posterior(bnn(lambda rngs, by=by: Shifted(rngs, by), 2), X, Y) for by in (0.0, 5.0))
+    params = near.model.sample_prior(KEY)
+    assert_close(look(near, params), near(params), rtol=1e-5)
+    assert_close(look(far, params), far(params), rtol=1e-5)
+
+
+@pytest.mark.xfail(strict=True, reason="`make` does not count for equality, so a second model starts from the first one's initialisation")
+def test_initialisations_are_not_mixed_up():
+    def make(scale):
+        def module(rngs):
+            net = nnx.Sequential(nnx.Linear(2, 1, rngs=rngs), lambda h: h[:, 0])
+            net.layers[0].kernel[...] = jnp.full((2, 1), scale, jnp.float32)
+            return net
+        return module
+    select = lambda h: h[:, 0]  # noqa: E731  one function for both, so that the graphs are equal
+    class One(nnx.Module):
+        def __init__(self, rngs, scale):
+            self.inside = nnx.Linear(2, 1, rngs=rngs)
+            self.inside.kernel[...] = jnp.full((2, 1), scale, jnp.float32)
+        def __call__(self, x): return select(self.inside(x))
+    draw = jax.jit(lambda key, model: model.sample_prior(key)["net"]["inside"]["kernel"], static_argnums=1)
+    for scale in (0.0, 5.0): assert_close(draw(KEY, bnn(lambda rngs, scale=scale: One(rngs, scale), 2)), np.full((2, 1), scale), rtol=1e-6)
+
+
+@pytest.mark.parametrize("make, message", [
+    (lambda: bnn(lambda rngs: nnx.Linear(2, 1, rngs=rngs), 2), r"\(3, 1\)"), (lambda: bnn(lambda rngs: 3, 2), "Module"),
+    (lambda: mlp(0), "num_features"), (lambda: mlp(2, (0,)), "hidden"), (lambda: mlp(2, rate=-1.0), "rate"), (lambda: mlp(2, shape=0.0), "shape"),
+    (lambda: Logistic(0), "num_features"), (lambda: Logistic(2, rate=float("nan")), "rate"), (lambda: Logistic(2.5), "num_features"),
+])
+def test_bad_models(make, message):
+    with pytest.raises(ValueError, match=message): make()
+
+
+# One call ---------------------------------------------------------------------------------------------------------------
+
+@dataclass
+class Grown:
+    five: object
+    fifteen: object
+    compiled: tuple  # how often `jitted_advance` was compiled for each
+
+
+@pytest.fixture(scope="module")
+def grown():
+    "Five particles, ten more, and how much was compiled on the way."
+    with jax.enable_x64(False):
+        sizes = [model_fit.jitted_advance._cache_size()]
+        five = fit_line(5)
+        sizes.append(model_fit.jitted_advance._cache_size())
+        return Grown(five, five.add(10), (sizes[1] - sizes[0], model_fit.jitted_advance._cache_size() - sizes[1]))
+
+
+def same(a, b): return all(np.array_equal(u, v) for u, v in zip(jax.tree.leaves(a.state), jax.tree.leaves(b.state), strict=True))
+
+
+def test_compiled_at_most_twice(grown):
+    assert sum(grown.compiled) <= 2
+    before = model_fit.jitted_advance._cache_size()
+    fit_model(jax.random.key(5), Line(), X + 1, 2 * Y, num_particles=10, **(SHORT | dict(first_steps=300, later_steps=100, learning_rate=0.01)))
+    assert model_fit.jitted_advance._cache_size() == before  # other keys, data, rates and lengths need no other code
+
+
+def test_same_key_same_result(grown):
+    assert same(fit_line(15), grown.fifteen)
+    assert not np.array_equal(fit_line(15, jax.random.key(1)).positions, grown.fifteen.positions)
+
+
+def test_ten_and_five_more(grown):
+    ten = fit_line(10)
+    assert same(ten.add(5), grown.fifteen)
+    assert np.array_equal(ten.positions, grown.fifteen.positions[:10]) and len(ten) == 10  # and stays as it was
+
+
+def test_what_comes_back(grown):
+    result = grown.fifteen
+    assert len(result) == 15 and result.positions.shape == (15, 1) and result.particles["slope"].shape == (15,)
+    assert result.positions.dtype == result.weights.dtype == jnp.float32
+    assert_close(result.weights, np.full(15, 1 / 15), rtol=1e-6)
+    assert len(np.unique(result.positions)) == 15
+    assert result.records[-1].particles == 15 and result.records[-1].steps == 5 * (200 + 100 + 100)
+    target = posterior(Line(), X, Y)
+    scores = jax.vmap(lambda s: jax.grad(target)({"slope": s})["slope"])(result.positions[:, 0])
+    assert_near(result.state.particles.score[:15, 0], scores, 1e-5)  # of accepted particles, on all rows
+    assert "15 particles of Line" in repr(result)
+
+
+def test_last_batch_is_cut_to_size(grown):
+    seven = fit_line(7)
+    assert len(seven) == 7 and np.array_equal(seven.positions, grown.fifteen.positions[:7])
+    assert_close(jnp.sum(seven.weights), 1.0, rtol=1e-6)
+
+
+def test_one_at_a_time():
+    alone = fit_line(1)  # fewer than move together
+    assert len(alone) == 1 and alone.parts.oracle.batch_size == 1
+    two = fit_line(2, particles_per_step=1)
+    assert np.array_equal(two.positions[:1], alone.positions) and same(alone.add(1), two)
+    assert jnp.all(jnp.isfinite(two.positions)) and two.positions[0, 0] != two.positions[1, 0]
+
+
+def test_monitor_and_records(grown):
+    seen = []
+    def look(particles, weights):
+        seen.append((particles["slope"].shape, float(jnp.sum(weights))))
+        return {"mean": weights @ particles["slope"]}
+    result = fit_line(10, monitor=look, monitor_every=0.0)
+    assert np.array_equal(result.positions, grown.fifteen.positions[:10])  # looking changes nothing
+    assert [shape for shape, _ in seen] == [(5,), (5,), (5,), (10,)] and all(abs(total - 1) < 1e-6 for _, total in seen)
+    assert [r.particles for r in result.records] == [5, 5, 5, 10] and [r.steps for r in result.records] == [500, 1000, 1000, 1500]
+    assert np.all(np.diff([r.seconds for r in result.records]) >= 0) and isinstance(result.records[-1].metrics["mean"], float)
+    assert "mean" in repr(result)
+
+
+def test_scores_on_some_rows():
+    result = fit_line(5, score_rows=10)
+    target = result.parts.embedding.score_fn.target
+    assert target.num_rows == 10 and target.scale == 4.0
+    assert {tuple(row) for row in np.asarray(target.rows()[0])} <= {tuple(row) for row in np.asarray(jnp.asarray(X, float))}
+    assert len(np.unique(np.asarray(target.rows()[1]))) == 10
+    assert_near(result.state.particles.score[:5], jax.vmap(result.parts.embedding.score_fn)(result.positions), 1e-5)
+
+
+def test_float64(x64):
+    key = jax.random.key(0)
+    result = fit_line(2, key)
+    assert all(leaf.dtype in (jnp.float64, jnp.int32) for leaf in jax.tree.leaves(result.state))
+    assert result.positions.dtype == result.weights.dtype == result.predict(X).mean.dtype == jnp.float64
+    assert jax.eval_shape(Logistic(2).sample_prior, key)["weights"].dtype == jnp.float64
+
+
+@pytest.mark.xfail(strict=True, reason="flax's default param_dtype is float32, so a network stays in float32 even where 64-bit floats are on")
+def test_networks_in_float64(x64):
+    assert {leaf.dtype for leaf in jax.tree.leaves(jax.eval_shape(mlp(2, (3,)).sample_prior, jax.random.key(0)))} == {jnp.dtype("float64")}
+
+
+# From an iterator -------------------------------------------------------------------------------------------------------
+
+def all_rows(): return itertools.repeat((X, Y))
+def fit_stream(batches, num_particles=5, **options):
+    return fit_model(KEY, Line(), batches=batches, **(SHORT | dict(num_rows=40, num_particles=num_particles, batch_size=40, first_steps=500) | options))
+
+
+@pytest.fixture(scope="module")
+def exact():
+    "Fifteen particles whose batches are all rows, so that no score has noise."
+    with jax.enable_x64(False): return fit_stream(all_rows(), 15, score_rows=40)
+
+
+def test_iterator_is_used_and_repeatable():
+    def endless(seed):
+        rng = np.random.default_rng(seed)
+        while True:
+            rows = rng.integers(40, size=40)
+            yield X[rows], Y[rows]
+    one, again, other = (fit_stream(endless(seed), score_rows=40) for seed in (0, 0, 1))
+    assert same(one, again) and not np.array_equal(one.positions, other.positions)
+    with pytest.raises(ValueError, match="give batches= again"): one.add(5)
+
+
+def test_iterator_goes_on(exact):
+    five = fit_stream(all_rows(), 5, score_rows=40)
+    assert np.array_equal(five.add(10, batches=all_rows()).positions, exact.positions)
+
+
+def test_scores_from_an_iterator(exact):
+    wanted = jax.vmap(DataScore(posterior(Line(), X, Y), exact.parts.oracle.layout))(exact.positions)
+    assert_near(exact.state.particles.score[:15], wanted, 1e-4)
+
+
+@pytest.mark.xfail(strict=True, reason="1,000 rows are gathered for 40: where there are more rows than num_rows each counts once, so scores are 25 times too large")
+def test_scores_from_many_batches(exact):
+    result = fit_stream(all_rows(), 5)
+    wanted = jax.vmap(DataScore(posterior(Line(), X, Y), result.parts.oracle.layout))(jnp.zeros((1, 1)))
+    assert_near(jax.vmap(result.parts.embedding.score_fn)(jnp.zeros((1, 1))), wanted, 1e-4)
+
+
+# Against the closed form ------------------------------------------------------------------------------------------------
+
+PRECISION = 1 + np.sum(X[:, 0] ** 2) / 0.5**2
+MEAN, SD = np.sum(X[:, 0] * Y) / 0.5**2 / PRECISION, PRECISION**-0.5
+
+
+def test_mean_of_a_line_without_noise(exact):
+    """At rest a flock's directions add up to zero. Repulsion is antisymmetric, so the kernel-weighted scores do: with the
+    line's linear score and a symmetric flock its mean is the posterior's. What is left is rounding, eps MEAN / SD = 2e-6 SD,
+    and steps not taken; a hundredth of SD is allowed, where leaving out the prior would move the mean by a sixth."""
+    assert MEAN / (PRECISION - 1) > 0.1 * SD
+    first = np.asarray(exact.positions[:5, 0])
+    assert abs(np.mean(first) - MEAN) < 0.01 * SD
+    assert abs(np.mean(exact.positions) - MEAN) < 0.03 * SD  # three batches
+    assert 0.5 * SD < np.std(first) < 1.5 * SD  # neither collapsed nor scattered
+    predictive = exact.predict(X)
+    assert_close(predictive.mean, MEAN * np.asarray(X[:, 0]), rtol=0.03 * SD / MEAN)
+    assert np.all(np.asarray(predictive.variance) > 0.25 * (1 - 1e-5)) and np.all(np.asarray(predictive.variance) < 0.25 + 4 * SD**2 * X[:, 0] ** 2 + 1e-5)
+
+
+def test_mean_of_a_line_from_drawn_rows(grown):
+    """The mode of one minibatch of b rows has standard error R / sqrt(b) sd(row scores) / PRECISION, and the annealed flock
+    averages over many: four of them are allowed."""
+    rows = (Y - MEAN * X[:, 0]) * X[:, 0] / 0.5**2
+    allowed = 4 * 40 / np.sqrt(100) * np.std(rows) / PRECISION
+    assert abs(float(grown.fifteen.weights @ grown.fifteen.positions[:, 0]) - MEAN) < allowed < MEAN / 4
+    assert_close(grown.fifteen.predict(X).mean, MEAN * X[:, 0], rtol=allowed / MEAN)
+
+
+# Save and load ----------------------------------------------------------------------------------------------------------
+
+@pytest.fixture
+def saved(grown, tmp_path): return grown.five.save(tmp_path / "five.npz", notes={"why": "a test"})
+
+
+def test_load_goes_on_bit_for_bit(grown, saved):
+    again = load_fit(saved, Line(), X, Y)
+    assert same(again, grown.five) and again.records == grown.five.records
+    assert same(again.add(10), grown.fifteen)
+    header, arrays = read_fit(saved)
+    assert header["notes"] == {"why": "a test"} and all(a.dtype != object for a in arrays.values())
+    assert [p.name for p in saved.parent.iterdir()] == ["five.npz"]
+    grown.fifteen.save(saved)  # a file that is there gives way
+    assert len(load_fit(saved, Line(), X, Y)) == 15
+
+
+@pytest.mark.xfail(strict=True, reason="room was made for 15 + 5 particles and one was needed: restore_state expects the capacity of 16, the state has 32")
+def test_load_where_the_last_batch_was_cut(grown, tmp_path):
+    sixteen = grown.fifteen.add(1)
+    assert same(load_fit(sixteen.save(tmp_path / "sixteen.npz"), Line(), X, Y), sixteen)
+
+
+def refuses(path, match="broken.npz", model=Line(), x=X, y=Y):
+    with pytest.raises((ValueError, FileNotFoundError), match=match): load_fit(path, model, x, y)
+
+
+def test_truncated_anywhere(saved, tmp_path):
+    data, path = saved.read_bytes(), tmp_path / "broken.npz"
+    for size in (0, 1, 10, 100, *range(500, len(data), 701), len(data) - 1):
+        path.write_bytes(data[:size])
+        refuses(path)
+
+
+def flip(data, place, bits):
+    out = bytearray(data)
+    out[place] ^= bits
+    return bytes(out)
+
+
+def test_flipped_in_the_middle(saved, tmp_path):
+    data, path = saved.read_bytes(), tmp_path / "broken.npz"
+    with zipfile.ZipFile(saved) as archive: members = archive.infolist()
+    for member in members:  # the last byte of each member's data: the checksum sees it
+        end = data.index(b"PK", member.header_offset + 4 + member.file_size)
+        path.write_bytes(flip(data, end - 1, 255))
+        refuses(path)
+    path.write_bytes(data[: len(data) // 2] + bytes(64) + data[len(data) // 2 + 64 :])
+    refuses(path)
+
+
+def equal_files(a, b): return a[0] == b[0] and a[1].keys() == b[1].keys() and all(np.array_equal(a[1][n], b[1][n]) and a[1][n].dtype == b[1][n].dtype for n in a[1])
+
+
+@pytest.mark.xfail(strict=True, reason="NotImplementedError, RuntimeError and TokenError pass through; a changed shape or type in an array's header is never "
+                                       "held against the checksum, since NumPy then stops reading before the end of the member")
+def test_flipped_anywhere(saved, tmp_path):
+    data, path, good, odd = saved.read_bytes(), tmp_path / "broken.npz", read_fit(saved), []
+    for place, bits in itertools.product(range(0, len(data), 3), (1, 255)):
+        path.write_bytes(flip(data, place, bits))
+        try: found = "same" if equal_files(read_fit(path), good) else "read as something else"
+        except ValueError as problem: found = "refused" if "broken.npz" in str(problem) else f"no name: {problem}"
+        except (NotImplementedError, RuntimeError, tokenize.TokenError, MemoryError, OverflowError) as problem: found = repr(problem)
+        if found not in ("same", "refused"): odd.append((place, bits, found))
+    assert not odd, odd[:20]
+
+
+def write_zip(path, **members):
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, text in members.items(): archive.writestr(name, text)
+
+
+def test_other_files(saved, tmp_path):
+    path = tmp_path / "broken.npz"
+    refuses(path, "no saved fit at .*broken.npz")
+    refuses(tmp_path, "no saved fit")
+    write_zip(path, hello="world")
+    refuses(path)
+    write_zip(path, **{"header.npy": "world"})
+    refuses(path)
+    path.write_bytes(pickle.dumps({"format": model_fit.FORMAT}))
+    refuses(path)
+    np.savez(path, header=np.array({"format": model_fit.FORMAT}, dtype=object), positions=np.ones((1, 1)), weights=np.ones(1))
+    refuses(path)
+    np.save(tmp_path / "array.npy", np.ones(3))
+    refuses(tmp_path / "array.npy", "array.npy")
+    path.write_text("slope,weight\n1,1\n")
+    refuses(path)
+
+
+@pytest.mark.parametrize("header", ['{"other": 1}', "[1, 2]", "5", "null", '"text"', "{", "", '{"format": "mmdfw model fit 999"}', '{"format": null}'])
+def test_header_is_other_json(header, saved, tmp_path):
+    path = tmp_path / "broken.npz"
+    np.savez(path, header=np.array(header), **read_fit(saved)[1])
+    refuses(path)
+
+
+def rewritten(saved, path, change_header=lambda h: None, drop=(), **arrays):
+    header, held = read_fit(saved)
+    change_header(header)
+    np.savez(path, header=np.array(json.dumps(header)), **{n: a for n, a in (held | arrays).items() if n not in drop})
+    return path
+
+
+def test_not_finite(saved, tmp_path): refuses(rewritten(saved, tmp_path / "broken.npz", positions=np.full((5, 1), np.nan, np.float32)))
+
+
+@pytest.mark.xfail(strict=True, reason="read_fit checks header['format'], positions and weights only; what else is lacking is met as KeyError or TypeError without the file's name")
+@pytest.mark.parametrize("change, drop", [
+    (lambda h: h.pop("settings"), ()), (lambda h: h.pop("dimension"), ()), (lambda h: h.pop("records"), ()), (lambda h: h["settings"].pop("num_rows"), ()),
+    (lambda h: h["settings"].update(more=1), ()), (lambda h: h["settings"].update(batch_size=0), ()), (lambda h: h.update(records=[{"a": 1}]), ()),
+    (lambda h: None, ("key",)), (lambda h: None, ("lengthscale",)), (lambda h: None, ("state_0",)),
+], ids=["settings", "dimension", "records", "rows", "more settings", "bad setting", "bad records", "key", "lengthscale", "a leaf"])
+def test_right_format_but_something_lacking(change, drop, saved, tmp_path):
+    path = rewritten(saved, tmp_path / "broken.npz", change, drop)
+    try: load_fit(path, Line(), X, Y)
+    except Exception as problem: assert isinstance(problem, ValueError) and "broken.npz" in str(problem), repr(problem)  # noqa: BLE001
+    else: raise AssertionError("it was loaded")
+
+
+def test_wrong_model_and_wrong_rows(saved):
+    refuses(saved, r"five.npz.*dimension 1.* 4", Logistic(2))
+    refuses(saved, r"five.npz.*40 rows.*39", x=X[:-1], y=Y[:-1])
+    refuses(saved, "to match x", y=Y[:-1])
+    refuses(saved, "NaN", x=np.where(np.arange(40)[:, None] == 3, np.nan, X))
+
+
+@pytest.mark.xfail(strict=True, reason="only the number of rows is compared: others of the same number are taken, and going on is no longer the same run")
+def test_other_rows_of_the_same_number(saved): refuses(saved, "five.npz", x=X[::-1], y=Y)
+
+
+@pytest.mark.xfail(strict=True, reason="only the dimension is compared: another model of the same dimension is taken")
+def test_other_model_of_the_same_dimension(saved):
+    class Curve(Line):
+        def sample_prior(self, key): return {"curvature": jax.random.normal(key)}
+    refuses(saved, "five.npz", Curve())
+
+
+def left_behind(folder): return sorted(p.name for p in folder.rglob("*") if p.is_file())
+
+
+def test_folder_is_a_file(grown, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    for path in (tmp_path / "file" / "five.npz", tmp_path / "file" / "more" / "five.npz"):
+        with pytest.raises(OSError, match="file"): grown.five.save(path)
+    assert left_behind(tmp_path) == ["file"] and (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.xfail(strict=True, reason="the draft is opened before the header is made and not removed when saving fails: five.npz.part stays behind")
+@pytest.mark.parametrize("case", ["notes", "destination is a folder", "disk is full"])
+def test_nothing_half_written(case, grown, tmp_path, monkeypatch):
+    path = tmp_path / "five.npz"
+    if case == "destination is a folder": path.mkdir()
+    if case == "disk is full":
+        def full(file, **arrays):
+            file.write(b"half")
+            raise OSError(28, "No space left on device")
+        monkeypatch.setattr(np, "savez", full)
+    with pytest.raises((OSError, TypeError, ValueError)): grown.five.save(path, notes={"bad": object()} if case == "notes" else None)
+    assert left_behind(tmp_path) == []
+
+
+def test_an_old_file_survives_a_failure(saved, grown):
+    before = saved.read_bytes()
+    with pytest.raises(TypeError, match="JSON"): grown.five.save(saved, notes={"bad": object()})
+    assert saved.read_bytes() == before
+
+
+# Faults -----------------------------------------------------------------------------------------------------------------
+
+def with_nan(a): return np.where(np.arange(40).reshape(-1, *[1] * (a.ndim - 1)) == 3, np.nan, a)
+
+
+def by_another_name(wanted): return pytest.mark.xfail(strict=True, reason=f"the message does not name {wanted}, which the user gave, or is a TypeError of min()")
+
+
+@pytest.mark.parametrize("change, message", [
+    (dict(x=with_nan(X)), r"x holds NaN.*\[3\]"), (dict(y=with_nan(Y)), r"y holds NaN.*\[3\]"), (dict(x=with_nan(X) * np.inf), "x holds NaN or infinite"),
+    (dict(y=Y[:-1]), r"y must have shape \(40,\).*\(39,\)"), (dict(y=Y[:, None]), r"\(40,\).*\(40, 1\)"), (dict(y=None), r"y must have shape \(40,\)"),
+    (dict(x=X[:, 0]), r"\(rows, columns\).*\(40,\)"), (dict(x=X.astype(str)), "x must hold numbers"), (dict(y=["a"] * 40), "y must hold numbers"),
+    (dict(x=X.astype(object)), "x must hold numbers.*object"), (dict(x=X + 1j), "x must hold numbers.*complex"),
+    (dict(x=np.zeros((0, 2)), y=np.zeros(0)), r"\(0, 2\)"), (dict(x=np.zeros((40, 0))), r"\(40, 0\)"), (dict(x=[]), "x must be"),
+    (dict(x=None, y=None), "either x and y, or batches"), (dict(batches=iter([])), "either x and y, or batches"),
+    (dict(batch_size=0), "batch_size.*0"), (dict(batch_size=2.5), "batch_size.*2.5"), (dict(num_particles=0), "num_particles.*0"), (dict(num_particles=True), "num_particles.*True"),
+    (dict(first_steps=0), "first_steps.*0"), (dict(later_steps=-1), "later_steps.*-1"), (dict(chunk_size=0), "chunk_size.*0"), (dict(score_rows=0), "score_rows.*0"),
+    (dict(later_rate=0.0), "later_rate.*0.0"), (dict(learning_rate=-0.1), "-0.1"), (dict(learning_rate=float("nan")), "nan"),
+    (dict(schedule="linear"), "schedule.*'linear'"), (dict(schedule=None), "schedule.*None"),
+    pytest.param(dict(learning_rate=-0.1), "learning_rate.*-0.1", marks=by_another_name("learning_rate")),
+    pytest.param(dict(particles_per_step=0), "particles_per_step.*0", marks=by_another_name("particles_per_step")),
+    pytest.param(dict(particles_per_step="5"), "particles_per_step.*5", marks=by_another_name("particles_per_step")),
+    pytest.param(dict(first_steps="500"), "first_steps.*500", marks=by_another_name("first_steps")),
+    pytest.param(dict(later_steps=None), "later_steps.*None", marks=by_another_name("later_steps")),
+])
+def test_bad_input(change, message):
+    with pytest.raises(ValueError, match=message): fit_model(KEY, Line(), **(dict(x=X, y=Y) | SHORT | change))
+
+
+def test_whole_numbers_are_taken():
+    target = posterior(Line(), X.round().astype(int), Y.round().astype(np.int8))
+    assert target.x.dtype == target.y.dtype == jnp.float32
+    assert posterior(Line(), X.tolist(), Y.tolist()).num_rows == 40
+
+
+def batches_of(*sizes): return iter([(X[:n], Y[:n]) for n in sizes])
+
+
+@pytest.mark.parametrize("batches, num_rows, message", [
+    (iter([]), 40, "ended after 0 of 1"), (batches_of(40), 40, "ended after 0 of 100"), (batches_of(*[40] * 150), 40, "ended after 49 of 100"),
+    (batches_of(40, *[40] * 99, 39), 40, "same shape"), (batches_of(39), 40, "39 rows, batch_size is 40"), (all_rows(), None, "num_rows.*None"), (all_rows(), 0, "num_rows.*0"),
+    (iter([(with_nan(X), Y)]), 40, "NaN"), (itertools.chain(batches_of(40), itertools.repeat((X, with_nan(Y)))), 40, "y holds NaN"),
+], ids=["empty", "one", "ends in the first call", "last one smaller", "other size", "rows unknown", "no rows", "nan at first", "nan later"])
+def test_bad_batches(batches, num_rows, message):
+    with pytest.raises(ValueError, match=message): fit_stream(batches, score_rows=40, num_rows=num_rows)
+
+
+def test_bad_count_to_add(grown):
+    for bad in (0, -1, 2.5, None):
+        with pytest.raises(ValueError, match=f"num.*{bad}"): grown.five.add(bad)
+
+
+class Broken(Line):
+    def log_likelihood(self, params, x, y): return jnp.nan * super().log_likelihood(params, x, y)
+
+
+def test_likelihood_is_nan():
+    with pytest.raises(ValueError, match="first batch.*NaN or infinite"): fit_model(KEY, Broken(), X, Y, num_particles=5, **SHORT)
+
+
+def stop_at(number):
+    def look(particles, weights):
+        if len(weights) >= number: raise KeyboardInterrupt
+        return {"particles": len(weights)}
+    return look
+
+
+def test_interrupted_run_keeps_what_it_has(grown):
+    with pytest.warns(UserWarning, match="10 of 15 particles are kept"): stopped = fit_line(15, monitor=stop_at(10))
+    assert len(stopped) == 10 and np.array_equal(stopped.positions, grown.fifteen.positions[:10])
+    assert same(stopped.add(5), grown.fifteen)
+    with pytest.warns(UserWarning, match="10 of 15 particles are kept"): stopped = grown.five.add(10, monitor=stop_at(10))
+    assert same(stopped.add(5), grown.fifteen) and len(grown.five) == 5
+
+
+def test_interrupted_before_there_is_anything():
+    with pytest.raises(KeyboardInterrupt): fit_line(15, monitor=stop_at(5), monitor_every=0.0)
+
+
+def test_interrupted_run_can_be_saved(grown, tmp_path):
+    with pytest.warns(UserWarning, match="5 of 15"): stopped = fit_line(15, monitor=stop_at(5))
+    assert same(load_fit(stopped.save(tmp_path / "stopped.npz"), Line(), X, Y).add(10), grown.fifteen)
+
+
+def test_monitor_that_fails():
+    with pytest.raises(ZeroDivisionError): fit_line(5, monitor=lambda particles, weights: {"x": 1 / 0})
+
+
+def test_another_step_rule(grown):
+    "Weights are the rule's, positions do not depend on them."
+    result = fit_line(5, step_rule=Quadrature("simplex"))
+    assert np.array_equal(result.positions, grown.five.positions)
+    assert jnp.all(result.weights >= 0) and abs(float(jnp.sum(result.weights)) - 1) < 1e-4
