@@ -390,7 +390,7 @@ def expectation(
     values, parts = jax.vmap(f)(result.particles), result.parts
     if not parts.embedding.fixed:
         weights = result.weights / jnp.sum(result.weights)
-        return IntegralPosterior(jnp.tensordot(weights, values, 1), jnp.full(values.shape[1:], jnp.nan))
+        return IntegralPosterior(jnp.tensordot(weights, values, 1), jnp.full(values.shape[1:], jnp.nan, weights.dtype))
     return jitted_belief(parts, result.positions, result.weights, values)._replace(dof=len(values) - 1)
 
 def belief(parts: Components, positions: jax.Array, weights: jax.Array, values: jax.Array) -> IntegralPosterior:

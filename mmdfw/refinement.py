@@ -36,7 +36,7 @@ def weigh(
     gram, means = kernel.gram(features, features), embedding.mean(positions, None)
     factor = jnp.linalg.cholesky(gram + 10 * n * jnp.finfo(gram.dtype).eps * jnp.diag(jnp.diag(gram)))
     weights = rule.weigh(gram, means, factor, jnp.ones(n, bool), start) if isinstance(rule, Quadrature) else start
-    return Weighed(weights, gram, factor, means)
+    return Weighed(weights.astype(gram.dtype), gram, factor, means)
 
 def refinement_objective(kernel: Kernel, embedding: Embedding, positions: jax.Array, rule: StepRule, start: jax.Array) -> jax.Array:
     "Half of MMD^2 less its constant, at the weights that are best for these positions."

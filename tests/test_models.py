@@ -43,7 +43,12 @@ SHORT = dict(first_steps=200, later_steps=100, batch_size=100, learning_rate=0.0
 MODELS = {"logistic": (Logistic(2), LABELS), "network": (mlp(2, (3,), jnp.tanh), Y)}
 
 
-def as_floats(params, dtype): return jax.tree.map(lambda leaf: leaf.astype(dtype), params)
+def draw_params(model, dtype=float):
+    "Parameters without the model's own sampler, which takes long to compile."
+    rng = np.random.default_rng(1)
+    return jax.tree.map(lambda leaf: jnp.asarray(0.5 * rng.normal(size=leaf.shape), dtype), jax.eval_shape(model.sample_prior, jax.random.key(0)))
+
+
 def assert_near(actual, expected, rtol): assert_close(actual, expected, rtol=rtol, atol=rtol * float(np.max(np.abs(expected))))
 def value_and_score(f, params): return (lambda out: jnp.concatenate([out[0][None], ravel(out[1])]))(jax.value_and_grad(f)(params))
 def fit_line(num_particles=5, key=KEY, **options): return fit_model(key, Line(), X, Y, **(SHORT | dict(num_particles=num_particles) | options))
@@ -57,11 +62,11 @@ def plain(model, x, y):
 
 # Minibatches are unbiased -----------------------------------------------------------------------------------------------
 
-def batch_values(model, y, rows, num_rows):  # -> (batches, 1 + d)
-    "Value and score of the log density on each batch of rows, at one draw from the prior."
-    params, x, y = as_floats(model.sample_prior(KEY), float), jnp.asarray(X, float), jnp.asarray(y, float)
+def batch_values(model, y, rows, num_rows):  # -> (batches, 1 + d), (1 + d,)
+    "Value and score of the log density on each batch of rows, and on all of them."
+    params, x, y = draw_params(model), jnp.asarray(X, float), jnp.asarray(y, float)
     one = lambda r: value_and_score(lambda p: minibatch_logdensity(model, p, x[r], y[r], num_rows), params)  # noqa: E731
-    return jax.jit(jax.vmap(one))(rows), value_and_score(plain(model, x, y), params)
+    return jax.jit(lambda rows: (jax.vmap(one)(rows), value_and_score(plain(model, x, y), params)))(rows)
 
 
 @pytest.mark.parametrize("name", list(MODELS))
@@ -92,18 +97,17 @@ def test_rows_are_drawn_from_all_rows():
 
 # Chunks -----------------------------------------------------------------------------------------------------------------
 
-SIZES = (1, 2, 7, 13, 39, 40, 41, 5000)  # 40 rows
+SIZES = (1, 7, 39, 5000)  # 40 rows
 
 
 @pytest.mark.parametrize("name", list(MODELS))
 def test_chunks_change_nothing(name, dtype):
     model, y = MODELS[name]
-    params = as_floats(model.sample_prior(KEY), dtype)
+    params = draw_params(model, dtype)
     targets = [posterior(model, X, y, size) for size in SIZES]
     assert [t.x.shape[1] for t in targets] == [min(size, 40) for size in SIZES]
-    found = jax.jit(lambda targets, p: jnp.stack([value_and_score(t, p) for t in targets]))(targets, params)
-    assert found.dtype == dtype
-    expected = value_and_score(plain(model, X, y), params)
+    expected, *found = jax.jit(lambda targets, p: jnp.stack([value_and_score(t, p) for t in (plain(model, X, y), *targets)]))(targets, params)
+    assert expected.dtype == dtype
     for values in found: assert_near(values, expected, 1e-12 if dtype == "float64" else 1e-5)
 
 
@@ -124,15 +128,18 @@ def test_a_part_stands_for_the_whole(x64):
     with pytest.raises(ValueError, match="num_rows.*10.*9"): posterior(Line(), X[:10], Y[:10], num_rows=9)
 
 
-def test_memory_does_not_grow_with_rows():
+def room(rows, chunk_size):
+    "Bytes that the compiler needs for one score, beside the data and the answer."
     model = mlp(2, (64,))
-    params = model.sample_prior(KEY)
-    def room(rows, size):
-        target = posterior(model, np.ones((rows, 2)), np.ones(rows), size)
-        return jax.jit(lambda t, p: jax.grad(t)(p)).lower(target, params).compile().memory_analysis().temp_size_in_bytes
-    small, large = room(512, 128), room(8192, 128)
-    assert large < 1.1 * small
-    assert room(8192, 8192) > 5 * large
+    target = posterior(model, np.ones((rows, 2)), np.ones(rows), chunk_size)
+    return jax.jit(lambda t, p: jax.grad(t)(p)).lower(target, draw_params(model)).compile().memory_analysis().temp_size_in_bytes
+
+
+def test_memory_is_that_of_a_chunk(): assert room(8192, 8192) > 10 * room(8192, 128)
+
+
+@pytest.mark.xfail(strict=True, reason="`x[1:]`, `y[1:]` and `mask[1:]` in chunk_sum are copies of all rows but the first chunk: 16 bytes more for each row here")
+def test_memory_does_not_grow_with_rows(): assert room(8192, 128) < 1.01 * room(512, 128)
 
 
 @pytest.mark.xfail(strict=True, reason="a log likelihood of shape (rows, 1) is broadcast against the mask and counted `rows` times, without a word")
@@ -148,7 +155,7 @@ def test_likelihood_of_a_wrong_shape():
 # Devices ----------------------------------------------------------------------------------------------------------------
 
 SPREAD = """
-import itertools, json, jax, jax.numpy as jnp, numpy as np
+import json, jax, jax.numpy as jnp, numpy as np
 from mmdfw.bnn import mlp
 from mmdfw.checks import ravel
 from mmdfw.logistic import Logistic
@@ -156,38 +163,56 @@ from mmdfw.model import posterior, spread
 assert jax.device_count() == 4
 rng = np.random.default_rng(0)
 x = rng.normal(size=(1003, 2)); y = (x[:, 0] > 0).astype(float)
-look = jax.jit(lambda t, p: jax.value_and_grad(t)(p))
-flat = lambda out: np.concatenate([[out[0]], np.asarray(ravel(out[1]))])
+look = jax.jit(lambda t, p: (lambda out: jnp.concatenate([out[0][None], ravel(out[1])]))(jax.value_and_grad(t)(p)))
 meshes = {n: jax.make_mesh((n,), ("rows",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:n]) for n in (1, 2, 4)}
 meshes["explicit"] = jax.make_mesh((4,), ("rows",), axis_types=(jax.sharding.AxisType.Explicit,))
-meshes["plain"] = jax.sharding.Mesh(np.array(jax.devices()).reshape(2, 2), ("rows", "other"))
+meshes["two axes"] = jax.sharding.Mesh(np.array(jax.devices()).reshape(2, 2), ("rows", "other"))
+models = {"logistic": Logistic(2), "network": mlp(2, (3,), jnp.tanh)}
 found = []
-def compare(dtype, model, rows, chunk, places):
+def compare(dtype, name, rows, chunk, places):
     with jax.enable_x64(dtype == "float64"):
-        params = jax.tree.map(lambda leaf: leaf.astype(dtype), model.sample_prior(jax.random.key(0)))
-        part = posterior(model, x[:rows], y[:rows], chunk, num_rows=2000)
-        alone = flat(look(part, params))
+        draw = np.random.default_rng(1)
+        params = jax.tree.map(lambda leaf: jnp.asarray(draw.normal(size=leaf.shape), dtype), jax.eval_shape(models[name].sample_prior, jax.random.key(0)))
+        part = posterior(models[name], x[:rows], y[:rows], chunk, num_rows=2000)
+        alone = np.asarray(look(part, params))
         for place in places:
             wide = spread(part, meshes[place])
-            there = flat(look(wide, params))
-            assert there.dtype == dtype and wide.rows()[1].shape == (rows,) and len(wide.x.sharding.device_set) == (place if isinstance(place, int) else 4)
-            found.append([dtype, type(model).__name__, rows, chunk, str(place), float(np.max(np.abs(there - alone)) / np.max(np.abs(alone)))])
-for dtype in ("float64", "float32"):
-    compare(dtype, Logistic(2), 1003, 4096, (1, 2, 4))
-    compare(dtype, Logistic(2), 3, 4096, (2, 4))
-    compare(dtype, mlp(2, (3,), jnp.tanh), 1003, 100, (1, 2, 4))
-compare("float64", Logistic(2), 101, 8, ("explicit", "plain", 4))
-print(json.dumps(found))
+            assert len(wide.x.sharding.device_set) == (place if isinstance(place, int) else 4)
+            there = np.asarray(look(wide, params))
+            assert there.dtype == dtype
+            found.append([dtype, name, rows, chunk, str(place), float(np.max(np.abs(there - alone)) / np.max(np.abs(alone)))])
+compare("float64", "logistic", 1003, 4096, (1, 2, 4))
+compare("float64", "logistic", 3, 4096, (4,))
+compare("float32", "logistic", 1003, 100, (2, 4))
+compare("float32", "network", 1003, 100, (1, 4))
+compare("float64", "network", 101, 8, ("explicit", "two axes"))
+def rows_of(place):
+    try: return [float(np.max(np.abs(np.asarray(a) - b))) for a, b in zip(spread(posterior(models["logistic"], x[:5], y[:5]), meshes[place]).rows(), (x[:5], y[:5]))]
+    except Exception as problem: return type(problem).__name__
+print(json.dumps(dict(found=found, rows={str(place): rows_of(place) for place in (4, "explicit")})))
 """
 
 
-def test_rows_over_four_devices():
-    env = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu", "MPLBACKEND": "agg"}
+@pytest.fixture(scope="module")
+def on_four_devices():
+    "What a process with four devices finds."
+    env = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0", "JAX_PLATFORMS": "cpu", "MPLBACKEND": "agg",
+                        "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir or "", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     out = subprocess.run([sys.executable, "-c", SPREAD], env=env, capture_output=True, text=True, timeout=240)
     assert out.returncode == 0, out.stderr[-3000:]
-    found = json.loads(out.stdout.splitlines()[-1])
-    assert len(found) == 2 * (3 + 2 + 3) + 3
-    for dtype, *what, error in found: assert error < (1e-12 if dtype == "float64" else 1e-5), (dtype, *what, error)
+    return json.loads(out.stdout.splitlines()[-1])
+
+
+def test_rows_over_four_devices(on_four_devices):
+    assert len(on_four_devices["found"]) == 10
+    for dtype, *what, error in on_four_devices["found"]: assert error < (1e-12 if dtype == "float64" else 1e-5), (dtype, *what, error)
+
+
+def test_rows_come_back_from_devices(on_four_devices): assert max(on_four_devices["rows"]["4"]) < 1e-6
+
+
+@pytest.mark.xfail(strict=True, reason="`rows()` slices a sharded axis, which a mesh with explicit axes (jax.make_mesh's default) refuses: ShardingTypeError")
+def test_rows_come_back_from_an_explicit_mesh(on_four_devices): assert max(on_four_devices["rows"]["explicit"]) < 1e-6
 
 
 # CUDA -------------------------------------------------------------------------------------------------------------------
@@ -196,9 +221,9 @@ class Cuda:
     "A tiny network, its data and its oracle, in float32."
     def __init__(self, name="network"):
         self.model, y = MODELS[name]
-        self.layout = layout_of(self.model.sample_prior(KEY))
+        self.layout = layout_of(jax.eval_shape(self.model.sample_prior, KEY))
         self.target = posterior(self.model, X, y, 16)
-        self.u = ravel(self.model.sample_prior(KEY))
+        self.u = ravel(draw_params(self.model))
         x, y = self.target.rows()
         self.oracle = BatchOracle(self.model, self.layout, x, y, batch_size=3, rows_per_step=8, later_steps=4, piece=2)
         kernel = RBF(jnp.float32(1.0))
@@ -223,7 +248,7 @@ def lower_posterior(name, platforms):
 
 def lower_advance(platforms):
     c = Cuda()
-    flock = begin(c.oracle, KEY)
+    flock = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(begin, c.oracle, KEY))
     def piece(oracle, data, flock, frozen, used): return advance(oracle, jax.random.wrap_key_data(data), flock, frozen, used, 100.0, 0.01)
     return lowered(piece, (c.oracle, KEY_DATA, flock, jnp.zeros((16, len(c.u))), jnp.zeros(16)), platforms)
 
@@ -241,7 +266,7 @@ def lower_step(platforms):
 
 def lower_prediction(name, platforms):
     c, scores = Cuda(name), {"network": regression_scores, "logistic": classification_scores}[name]
-    particles = jax.tree.map(lambda leaf: jnp.stack([leaf, 0.9 * leaf]), c.model.sample_prior(KEY))
+    particles = jax.tree.map(lambda leaf: jnp.stack([leaf, 0.9 * leaf]), draw_params(c.model))
     return lowered(lambda p, w, x, y: scores(c.model.predict(p, w, x), y), (particles, jnp.full(2, 0.5), *c.target.rows()), platforms)
 
 
@@ -261,25 +286,25 @@ def test_lowers_for_cuda(name, platforms, x32):
     if name in ("advance", "call", "step"): assert "stablehlo.while" in text  # the scan is inside, not unrolled
 
 
-def test_the_check_sees_a_callback(x32):
-    text = lowered(lambda x: jax.pure_callback(np.sin, jax.ShapeDtypeStruct((2,), np.float32), x), (jnp.ones(2),), ["cuda"])
+def test_the_check_sees_a_callback():
+    text = jax.jit(lambda x: jax.pure_callback(np.sin, jax.ShapeDtypeStruct((2,), np.float32), x)).lower(jnp.ones(2)).as_text()
     with pytest.raises(AssertionError): assert_sound(text)
 
 
 # Shapes and modules -----------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("model, dimension", [
-    (Logistic(54), 56), (mlp(17), 953), (mlp(9), 553), (mlp(90, (100,)), 9203),
-    (mlp(3, (4, 5)), 4 * 4 + 5 * 5 + 6 + 2), (mlp(3, (4, 5), jnp.tanh), 4 * 4 + 5 * 5 + 6 + 2), (mlp(2, ()), 3 + 2),
+@pytest.mark.parametrize("make, dimension", [
+    (lambda: Logistic(54), 56), (lambda: mlp(17), 953), (lambda: mlp(9), 553), (lambda: mlp(90, (100,)), 9203),
+    (lambda: mlp(3, (4, 5)), 4 * 4 + 5 * 5 + 6 + 2), (lambda: mlp(3, (4, 5), jnp.tanh), 4 * 4 + 5 * 5 + 6 + 2), (lambda: mlp(2, ()), 3 + 2),
 ], ids=["covertype", "naval", "protein", "year", "two layers", "two layers, tanh", "no hidden layer"])
-def test_dimensions(model, dimension):
-    shapes = jax.eval_shape(model.sample_prior, KEY)
+def test_dimensions(make, dimension):
+    shapes = jax.eval_shape(make().sample_prior, KEY)
     assert sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(shapes)) == dimension
 
 
 def test_two_layers_by_hand(x64):
     model = mlp(2, (3, 4), jnp.sin)
-    params = as_floats(model.sample_prior(KEY), float)
+    params = draw_params(model)
     h = X
     for i, last in ((0, False), (1, False), (2, True)):
         h = h @ np.asarray(params["net"]["layers"][i]["kernel"]) + np.asarray(params["net"]["layers"][i]["bias"])
@@ -308,7 +333,6 @@ def test_module_with_random_streams():
     assert_close(model.network(params["net"], jnp.asarray(X)), by_hand[:, 0], rtol=1e-5)
     grown = fit_model(KEY, model, X, Y, num_particles=2, **SHORT)
     assert jnp.all(jnp.isfinite(grown.positions)) and grown.predict(X).mean.shape == (40,)
-    assert jnp.all(jnp.isfinite(ravel(jax.grad(posterior(model, X, Y, 7))(params))))
 
 
 @pytest.mark.xfail(strict=True, reason="a module that changes its state is met by flax's TraceContextError in the middle of a trace; `bnn` could refuse it")
@@ -332,27 +356,23 @@ class Shifted(nnx.Module):
 def test_state_that_is_no_parameter_is_not_mixed_up():
     look = jax.jit(lambda target, params: target(params))
     near, far = (posterior(bnn(lambda rngs, by=by: Shifted(rngs, by), 2), X, Y) for by in (0.0, 5.0))
-    params = near.model.sample_prior(KEY)
+    params = draw_params(near.model)
     assert_close(look(near, params), near(params), rtol=1e-5)
     assert_close(look(far, params), far(params), rtol=1e-5)
 
 
+class Begun(nnx.Module):
+    "Its own initialisation, of which its graph knows nothing."
+    def __init__(self, rngs, at):
+        self.inside = nnx.Linear(2, 1, rngs=rngs)
+        self.inside.kernel[...] = jnp.full((2, 1), at, jnp.float32)
+    def __call__(self, x): return self.inside(x)[:, 0]
+
+
 @pytest.mark.xfail(strict=True, reason="`make` does not count for equality, so a second model starts from the first one's initialisation")
 def test_initialisations_are_not_mixed_up():
-    def make(scale):
-        def module(rngs):
-            net = nnx.Sequential(nnx.Linear(2, 1, rngs=rngs), lambda h: h[:, 0])
-            net.layers[0].kernel[...] = jnp.full((2, 1), scale, jnp.float32)
-            return net
-        return module
-    select = lambda h: h[:, 0]  # noqa: E731  one function for both, so that the graphs are equal
-    class One(nnx.Module):
-        def __init__(self, rngs, scale):
-            self.inside = nnx.Linear(2, 1, rngs=rngs)
-            self.inside.kernel[...] = jnp.full((2, 1), scale, jnp.float32)
-        def __call__(self, x): return select(self.inside(x))
     draw = jax.jit(lambda key, model: model.sample_prior(key)["net"]["inside"]["kernel"], static_argnums=1)
-    for scale in (0.0, 5.0): assert_close(draw(KEY, bnn(lambda rngs, scale=scale: One(rngs, scale), 2)), np.full((2, 1), scale), rtol=1e-6)
+    for at in (0.0, 5.0): assert_close(draw(KEY, bnn(lambda rngs, at=at: Begun(rngs, at), 2)), np.full((2, 1), at), rtol=1e-6)
 
 
 @pytest.mark.parametrize("make, message", [
@@ -500,11 +520,13 @@ def test_scores_from_an_iterator(exact):
     assert_near(exact.state.particles.score[:15], wanted, 1e-4)
 
 
-@pytest.mark.xfail(strict=True, reason="1,000 rows are gathered for 40: where there are more rows than num_rows each counts once, so scores are 25 times too large")
-def test_scores_from_many_batches(exact):
-    result = fit_stream(all_rows(), 5)
-    wanted = jax.vmap(DataScore(posterior(Line(), X, Y), result.parts.oracle.layout))(jnp.zeros((1, 1)))
-    assert_near(jax.vmap(result.parts.embedding.score_fn)(jnp.zeros((1, 1))), wanted, 1e-4)
+@pytest.mark.parametrize("num_rows", [40, 60, 5000])
+def test_scores_from_many_batches(num_rows):
+    "However many rows were gathered for the scores, each stands for its share of `num_rows`."
+    rows, whole = model_fit.gather_rows(None, None, all_rows(), num_rows, None, 40)
+    target = posterior(Line(), *rows["score"], num_rows=whole)
+    assert whole == num_rows and target.scale * target.num_rows == num_rows
+    if num_rows != 60: assert_near(target({"slope": jnp.zeros(())}), num_rows / 40 * posterior(Line(), X, Y)({"slope": jnp.zeros(())}), 1e-5)
 
 
 # Against the closed form ------------------------------------------------------------------------------------------------
@@ -553,6 +575,15 @@ def test_load_goes_on_bit_for_bit(grown, saved):
     assert len(load_fit(saved, Line(), X, Y)) == 15
 
 
+@pytest.mark.xfail(strict=True, reason="fit_model and load_fit have each their own `optax.scale_by_adam()` as default, and two of them are never equal: all is compiled anew")
+def test_loading_compiles_nothing(grown, saved):
+    before = model_fit.jitted_advance._cache_size()
+    again = load_fit(saved, Line(), X, Y)
+    assert again.parts.oracle.optimizer == grown.five.parts.oracle.optimizer
+    again.add(10)
+    assert model_fit.jitted_advance._cache_size() == before
+
+
 @pytest.mark.xfail(strict=True, reason="room was made for 15 + 5 particles and one was needed: restore_state expects the capacity of 16, the state has 32")
 def test_load_where_the_last_batch_was_cut(grown, tmp_path):
     sixteen = grown.fifteen.add(1)
@@ -590,11 +621,12 @@ def test_flipped_in_the_middle(saved, tmp_path):
 def equal_files(a, b): return a[0] == b[0] and a[1].keys() == b[1].keys() and all(np.array_equal(a[1][n], b[1][n]) and a[1][n].dtype == b[1][n].dtype for n in a[1])
 
 
-@pytest.mark.xfail(strict=True, reason="NotImplementedError, RuntimeError and TokenError pass through; a changed shape or type in an array's header is never "
-                                       "held against the checksum, since NumPy then stops reading before the end of the member")
+@pytest.mark.xfail(strict=True, reason="zipfile's NotImplementedError and RuntimeError and NumPy's TokenError pass through without the file's name")
 def test_flipped_anywhere(saved, tmp_path):
     data, path, good, odd = saved.read_bytes(), tmp_path / "broken.npz", read_fit(saved), []
-    for place, bits in itertools.product(range(0, len(data), 3), (1, 255)):
+    directory = data.index(b"PK\x01\x02")
+    headers = [place for start in re.finditer(rb"NUMPY", data) for place in range(start.start(), start.start() + 70, 3)]
+    for place, bits in itertools.product([*range(0, directory, 97), *headers, *range(directory, len(data), 2)], (1, 255)):
         path.write_bytes(flip(data, place, bits))
         try: found = "same" if equal_files(read_fit(path), good) else "read as something else"
         except ValueError as problem: found = "refused" if "broken.npz" in str(problem) else f"no name: {problem}"
