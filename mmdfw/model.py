@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Model', 'minibatch_logdensity', 'Posterior', 'chunk_sum', 'likelihood_sum', 'posterior', 'check_rows', 'draw_rows',
-           'Stack', 'stack_batches', 'spread']
+           'BatchesEnded', 'Stack', 'stack_batches', 'spread']
 
 # %% ../nbs/practice/81_model.ipynb #acd236c7
 from dataclasses import field
@@ -33,7 +33,7 @@ def minibatch_logdensity(
     "Unbiased for the log posterior on all rows, when rows are drawn uniformly."
     return model.log_prior(params) + num_rows / len(y) * jnp.sum(model.log_likelihood(params, x, y))
 
-# %% ../nbs/practice/81_model.ipynb #ebc28bd0
+# %% ../nbs/practice/81_model.ipynb #5bb7c13e
 @pytree_dataclass
 class Posterior:
     "A model and its data: a log density over the model's parameters, as a pytree."
@@ -46,20 +46,19 @@ class Posterior:
     mesh: Any = field(default=None, metadata=dict(static=True))  # devices that the chunks are spread over
 
     def __call__(self, params): return self.model.log_prior(params) + self.scale * likelihood_sum(self, params)
-    def rows(self):  # -> (R, d), (R,)
-        return self.x.reshape(-1, self.x.shape[-1])[: self.num_rows], self.y.reshape(-1)[: self.num_rows]
+    def rows(self):  # -> (R, d), (R,), on the host: a sharded axis cannot be cut
+        x, y = np.asarray(self.x), np.asarray(self.y)
+        return x.reshape(-1, x.shape[-1])[: self.num_rows], y.reshape(-1)[: self.num_rows]
 
-# %% ../nbs/practice/81_model.ipynb #c72bea4d
+# %% ../nbs/practice/81_model.ipynb #4408353c
 def chunk_sum(model: Model, params, x: jax.Array, y: jax.Array, mask: jax.Array) -> jax.Array:
     "Log likelihoods of all chunks, added up; the backward pass remembers one chunk at a time."
     @jax.checkpoint
     def one(p, rows):
         values = model.log_likelihood(p, rows[0], rows[1])
+        if values.shape != rows[1].shape: raise ValueError(f"log_likelihood must give one number for each row, shape {rows[1].shape}, got {values.shape}")
         return jnp.sum(jnp.where(rows[2] > 0, values, 0.0))
-    if len(x) == 1: return one(params, (x[0], y[0], mask[0]))
-    add = lambda total, rows: (total + one(params, rows), None)
-    start = one(params, (x[0], y[0], mask[0]))
-    return jax.lax.scan(add, start, (x[1:], y[1:], mask[1:]))[0]
+    return jnp.sum(jax.lax.map(lambda rows: one(params, rows), (x, y, mask)))
 
 # %% ../nbs/practice/81_model.ipynb #cc11aa8d
 def likelihood_sum(posterior: Posterior, params) -> jax.Array:
@@ -71,7 +70,7 @@ def likelihood_sum(posterior: Posterior, params) -> jax.Array:
     rows = PartitionSpec(axis)
     return jax.shard_map(local, mesh=p.mesh, in_specs=(PartitionSpec(), rows, rows, rows), out_specs=PartitionSpec())(params, p.x, p.y, p.mask)
 
-# %% ../nbs/practice/81_model.ipynb #a067341c
+# %% ../nbs/practice/81_model.ipynb #dcc2fca8
 def posterior(
     model: Model,
     x,  # (rows, d)
@@ -80,7 +79,7 @@ def posterior(
     num_rows: int = None,  # rows of the whole data set, where these are a uniform part of it
 ) -> Posterior:
     "A model and its data; the rows are laid out in chunks once."
-    x, y = check_rows(x, y)
+    x, y = map(jnp.asarray, check_rows(x, y))
     scale = 1.0 if num_rows is None else check_count("num_rows", num_rows, len(y)) / len(y)
     size = min(check_count("chunk_size", chunk_size), len(y))
     extra = -len(y) % size
@@ -88,7 +87,7 @@ def posterior(
     mask = lay(jnp.ones(len(y), x.dtype), jnp.zeros((), x.dtype))
     return Posterior(model, lay(x, x[0]), lay(y, y[0]), mask, len(y), scale)
 
-def check_rows(x, y) -> tuple:  # -> (rows, d), (rows,) of JAX's default floating type
+def check_rows(x, y) -> tuple:  # -> (rows, d), (rows,): NumPy arrays of JAX's default floating type
     "Finite numbers, as many labels as rows, at least one of each."
     x, y = np.asarray(x), np.asarray(y)
     if x.ndim != 2 or 0 in x.shape: raise ValueError(f"x must be (rows, columns) with at least one of each, got shape {x.shape}")
@@ -97,7 +96,7 @@ def check_rows(x, y) -> tuple:  # -> (rows, d), (rows,) of JAX's default floatin
         if not np.issubdtype(a.dtype, np.number) or np.iscomplexobj(a): raise ValueError(f"{name} must hold numbers, got dtype {a.dtype}")
         bad = np.flatnonzero(~np.isfinite(a.reshape(len(a), -1).astype(float)).all(1))
         if len(bad): raise ValueError(f"{name} holds NaN or infinite entries in {len(bad)} rows, the first: {bad[:5].tolist()}")
-    return jnp.asarray(x, dtype=float), jnp.asarray(y, dtype=float)
+    return x.astype(jnp.result_type(float)), y.astype(jnp.result_type(float))
 
 # %% ../nbs/practice/81_model.ipynb #82ae38ab
 def draw_rows(
@@ -108,7 +107,10 @@ def draw_rows(
     "Row numbers drawn uniformly, with replacement: each batch of them is unbiased."
     return jax.random.randint(key, shape, 0, num_rows)
 
-# %% ../nbs/practice/81_model.ipynb #4ce7e1c6
+# %% ../nbs/practice/81_model.ipynb #fd76fe99
+class BatchesEnded(ValueError):
+    "An iterator of batches had too few."
+
 class Stack(NamedTuple):
     "Batches, one after another along the first axis."
     x: jax.Array  # (num, b, d)
@@ -117,19 +119,19 @@ class Stack(NamedTuple):
 def stack_batches(batches: Iterator, num: int) -> Stack:
     "The next `num` batches of an iterator, checked and stacked."
     taken = [check_rows(*batch) for batch in islice(batches, check_count("num", num))]
-    if len(taken) < num: raise ValueError(f"the iterator of batches ended after {len(taken)} of {num} batches: let it start over, as itertools.cycle does")
+    if len(taken) < num: raise BatchesEnded(f"the iterator of batches ended after {len(taken)} of {num} batches: let it start over, as itertools.cycle does")
     shapes = {batch[0].shape for batch in taken}
     if len(shapes) > 1: raise ValueError(f"all batches must have the same shape, got {sorted(shapes)}; drop the last, smaller one")
-    return Stack(*(jnp.stack(parts) for parts in zip(*taken)))
+    return Stack(*(jnp.asarray(np.stack(parts)) for parts in zip(*taken)))
 
-# %% ../nbs/practice/81_model.ipynb #cf4e0441
+# %% ../nbs/practice/81_model.ipynb #b31f03e2
 def spread(
     target: Posterior,
     mesh: jax.sharding.Mesh,  # its first axis divides the rows
 ) -> Posterior:
     "The same posterior, its rows divided among the devices of a mesh."
     devices = mesh.shape[mesh.axis_names[0]]
-    x, y = (np.asarray(a) for a in target.rows())
+    x, y = target.rows()
     per_device = -(-len(y) // devices)
     again = posterior(target.model, x, y, min(target.x.shape[1], per_device))
     lacking = -again.x.shape[0] % devices

@@ -5,22 +5,22 @@
 # %% auto #0
 __all__ = ['jitted_advance', 'jitted_begin', 'jitted_accept', 'jitted_start', 'FORMAT', 'DataScore', 'Record', 'ModelFit', 'Run',
            'engine_of', 'call_oracle', 'grow_on_data', 'first_state', 'fit_model', 'gather_rows', 'run_growth',
-           'as_model_fit', 'add_particles', 'save_fit', 'read_fit', 'load_fit', 'restore_state']
+           'as_model_fit', 'add_particles', 'save_fit', 'describe', 'digest', 'read_fit', 'load_fit', 'restore_state']
 
-# %% ../nbs/practice/86_fit_model.ipynb #5c672dd8
-import json, time, warnings, zipfile
+# %% ../nbs/practice/86_fit_model.ipynb #79d83559
+import hashlib, json, time, warnings, zipfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, Iterator, NamedTuple
 import jax, jax.numpy as jnp, numpy as np, optax
 from tqdm import tqdm
-from .checks import Layout, check_count, layout_of, pytree_dataclass
+from .checks import Layout, check_count, check_positive, layout_of, pytree_dataclass
 from .embedding import ParticleEmbedding
 from .fitting import show_progress
 from .frank_wolfe import Components, State, accept, capacity_for, init, with_capacity
-from .growth import BatchOracle, Flock, advance, begin, propose
+from .growth import ADAM, BatchOracle, Flock, advance, begin, propose
 from .kernel import RBF, median_lengthscale
-from .model import Model, Posterior, check_rows, posterior, stack_batches
+from .model import BatchesEnded, Model, Posterior, check_rows, posterior, stack_batches
 from .oracle import Problem
 from .step import ConstantStep, StepRule
 
@@ -33,7 +33,7 @@ class DataScore:
 
     def __call__(self, u): return jax.grad(lambda v: self.target(self.layout.unravel(v)))(u)
 
-# %% ../nbs/practice/86_fit_model.ipynb #5bb5ad22
+# %% ../nbs/practice/86_fit_model.ipynb #f7b6709e
 class Record(NamedTuple):
     "Where a fit stood at one moment."
     seconds: float  # spent on fitting; monitoring is not counted
@@ -58,7 +58,10 @@ class ModelFit:
         last = self.records[-1] if self.records else Record(0.0, len(self), 0, {})
         said = "".join(f", {name} {value:.4g}" for name, value in last.metrics.items())
         return f"ModelFit({len(self)} particles of {type(self.model).__name__}, {last.steps} minibatch scores{said})"
-    def predict(self, x): return self.model.predict(self.particles, self.weights, jnp.asarray(x, self.positions.dtype))
+    def predict(self, x):
+        x, columns = jnp.asarray(x, self.positions.dtype), self.parts.embedding.score_fn.target.x.shape[-1]
+        if x.ndim != 2 or x.shape[1] != columns: raise ValueError(f"x must be (rows, {columns}), as in the fit, got shape {x.shape}")
+        return self.model.predict(self.particles, self.weights, x)
     def add(self, num, monitor=None, progress=None, batches=None): return add_particles(self, num, monitor, progress, batches)
     def save(self, path, notes=None): return save_fit(self, path, notes)
 
@@ -108,7 +111,7 @@ def call_oracle(oracle: BatchOracle, key: jax.Array, state, batches, run: Run) -
         if first: run.ask(flock.positions, equal)
     return flock
 
-# %% ../nbs/practice/86_fit_model.ipynb #3e7d38ac
+# %% ../nbs/practice/86_fit_model.ipynb #5798e1f5
 def grow_on_data(key: jax.Array, oracle: BatchOracle, make_parts: Callable, parts, state, num_particles: int, batches, run: Run) -> tuple:  # -> parts, state
     "Calls of the oracle until there are enough particles, or one fails, or the user interrupts."
     count = lambda: 0 if state is None else int(state.particles.count)
@@ -125,9 +128,9 @@ def grow_on_data(key: jax.Array, oracle: BatchOracle, make_parts: Callable, part
                 break
             run.tick(0, 0)
             run.ask(state.particles.position[: count()], state.particles.weights[: count()], due=True)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, BatchesEnded) as stop:
         if state is None: raise
-        warnings.warn(f"interrupted: {count()} of {num_particles} particles are kept, the unfinished batch is not", stacklevel=4)
+        warnings.warn(f"{str(stop) or 'interrupted'}: {count()} of {num_particles} particles are kept, the unfinished batch is not", stacklevel=4)
     return parts, state
 
 def first_state(make_parts: Callable, flock: Flock) -> tuple:  # -> parts, state, sound
@@ -137,7 +140,7 @@ def first_state(make_parts: Callable, flock: Flock) -> tuple:  # -> parts, state
     parts = make_parts(RBF(median_lengthscale(flock.positions, divide_by_log=False)))
     return parts, jitted_start(parts._replace(oracle=engine_of(parts.oracle)), flock.positions, capacity_for(len(flock.positions), 16)), sound
 
-# %% ../nbs/practice/86_fit_model.ipynb #ef4331fe
+# %% ../nbs/practice/86_fit_model.ipynb #1c05e667
 def fit_model(
     key: jax.Array,
     model: Model,
@@ -152,7 +155,7 @@ def fit_model(
     learning_rate: float = 0.01,  # at the start of the first batch
     later_rate: float = 0.005,  # at the start of each further one
     schedule: str = "cosine",  # or "constant"
-    optimizer: optax.GradientTransformation = optax.scale_by_adam(),  # without a learning rate
+    optimizer: optax.GradientTransformation = ADAM,  # without a learning rate
     step_rule: StepRule = ConstantStep(),
     batches: Iterator = None,  # of (x, y), for data that do not fit in memory; x and y are then left out
     num_rows: int = None,  # of the whole data set, with `batches`
@@ -163,7 +166,9 @@ def fit_model(
     progress: bool = None,  # on in a terminal or notebook if None
 ) -> ModelFit:
     "Approximate a model's posterior by particles that arrive in batches."
-    check_count("num_particles", num_particles)
+    counts = dict(num_particles=num_particles, particles_per_step=particles_per_step, first_steps=first_steps, later_steps=later_steps)
+    for name, value in counts.items(): check_count(name, value)
+    check_positive("learning_rate", learning_rate)
     rows, whole = gather_rows(x, y, batches, num_rows, score_rows, batch_size)
     target = posterior(model, *rows["score"], chunk_size, whole if len(rows["score"][1]) < whole else None)
     layout = layout_of(jax.eval_shape(model.sample_prior, key))
@@ -174,14 +179,14 @@ def fit_model(
     make_parts = lambda kernel: Components(kernel, ParticleEmbedding(kernel, score, "alone"), oracle, step_rule)
     return run_growth(key, model, oracle, make_parts, None, None, num_particles, batches, monitor, monitor_every, progress, ())
 
-# %% ../nbs/practice/86_fit_model.ipynb #f08e583f
+# %% ../nbs/practice/86_fit_model.ipynb #4b8cbec0
 def gather_rows(x, y, batches, num_rows, score_rows, batch_size) -> tuple:  # -> dict of rows to draw from and to score on, R
     "Arrays, or the first batches of an iterator for the scores; checked."
     if (batches is None) == (x is None): raise ValueError("give either x and y, or batches= and num_rows=")
     check_count("batch_size", batch_size)
     if score_rows is not None: check_count("score_rows", score_rows)
     if batches is None:
-        x, y = check_rows(x, y)
+        x, y = map(jnp.asarray, check_rows(x, y))
         some = slice(None) if score_rows is None else np.random.default_rng(0).permutation(len(y))[:score_rows]
         return {"draw": (x, y), "score": (x[some], y[some])}, len(y)
     check_count("num_rows", num_rows)
@@ -214,7 +219,7 @@ def add_particles(result: ModelFit, num: int, monitor=None, progress=None, batch
     return run_growth(result.key, result.model, result.parts.oracle, None, result.parts, result.state, len(result) + num, batches,
                       monitor, 2.0, progress, result.records)
 
-# %% ../nbs/practice/86_fit_model.ipynb #0e83a4a7
+# %% ../nbs/practice/86_fit_model.ipynb #495df212
 FORMAT = "mmdfw model fit 1"
 
 def save_fit(result: ModelFit, path, notes=None) -> Path:
@@ -222,32 +227,46 @@ def save_fit(result: ModelFit, path, notes=None) -> Path:
     path, oracle = Path(path), result.parts.oracle
     settings = {name: getattr(oracle, name) for name in ("batch_size", "rows_per_step", "num_rows", "first_steps", "later_steps", "schedule", "piece")}
     settings |= {name: float(getattr(oracle, name)) for name in ("first_rate", "later_rate")}
-    header = {"format": FORMAT, "settings": settings, "notes": notes or {}, "dimension": int(result.positions.shape[1]),
-              "records": [record._asdict() for record in result.records]}
-    leaves = {f"state_{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(result.state))}
+    arrays = {f"state_{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(result.state))}
+    arrays |= {"key": np.asarray(jax.random.key_data(result.key)), "positions": np.asarray(result.positions), "weights": np.asarray(result.weights),
+               "lengthscale": np.asarray(result.parts.kernel.lengthscale)}
+    header = json.dumps({"format": FORMAT, "arrays": sorted(arrays), "settings": settings, "notes": notes or {}, "layout": describe(oracle.layout), "capacity": len(result.state.means),
+                         "rows": digest(oracle.x, oracle.y), "records": [record._asdict() for record in result.records]})
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(path.name + ".part")
-    with open(draft, "wb") as file:
-        np.savez(file, header=np.array(json.dumps(header)), key=np.asarray(jax.random.key_data(result.key)), positions=np.asarray(result.positions),
-                 weights=np.asarray(result.weights), lengthscale=np.asarray(result.parts.kernel.lengthscale), **leaves)
-    draft.replace(path)
+    try:
+        with open(draft, "wb") as file:
+            np.savez(file, header=np.array(header), **arrays)
+        draft.replace(path)
+    finally: draft.unlink(missing_ok=True)
     return path
 
-# %% ../nbs/practice/86_fit_model.ipynb #864fcd0f
+def describe(layout: Layout) -> str:
+    "A layout in words, to tell one model's parameters from another's."
+    return f"{layout.structure} {layout.shapes}"
+
+def digest(x, y) -> str:
+    "A fingerprint of the rows."
+    return hashlib.sha256(np.asarray(x).tobytes() + np.asarray(y).tobytes()).hexdigest()
+
+# %% ../nbs/practice/86_fit_model.ipynb #4c838b9a
 def read_fit(path) -> tuple:  # -> header, dict of arrays
     "What is in a saved fit, checked; nothing is unpickled."
     path = Path(path)
     if not path.is_file(): raise FileNotFoundError(f"there is no saved fit at {path}")
     try:
+        with zipfile.ZipFile(path) as archive: damaged = archive.testzip()
+        if damaged: raise ValueError(f"{damaged} is damaged")
         with np.load(path, allow_pickle=False) as file: arrays = {name: file[name] for name in file.files}
         header = json.loads(str(arrays.pop("header")))
         if header["format"] != FORMAT: raise ValueError(f"format {header['format']!r}")
+        if sorted(arrays) != header["arrays"]: raise ValueError(f"it should hold {header['arrays']}, but holds {sorted(arrays)}")
         if not all(np.isfinite(arrays[name]).all() for name in ("positions", "weights")): raise ValueError("entries that are not finite")
-    except (ValueError, KeyError, TypeError, EOFError, OSError, zipfile.BadZipFile) as problem:
-        raise ValueError(f"{path} is not a whole saved fit: {problem}") from problem
+    except Exception as problem:  # a damaged archive can fail in any of zipfile's, zlib's and NumPy's ways
+        raise ValueError(f"{path} is not a whole saved fit: {problem or type(problem).__name__}") from problem
     return header, arrays
 
-# %% ../nbs/practice/86_fit_model.ipynb #95c58dcc
+# %% ../nbs/practice/86_fit_model.ipynb #abc8edd7
 def load_fit(
     path,
     model: Model,  # the one that was fitted
@@ -255,26 +274,28 @@ def load_fit(
     y,
     *,
     step_rule: StepRule = ConstantStep(),
-    optimizer: optax.GradientTransformation = optax.scale_by_adam(),
+    optimizer: optax.GradientTransformation = ADAM,
     chunk_size: int = 4096,
 ) -> ModelFit:
     "A saved fit, ready to predict and to grow."
     header, arrays = read_fit(path)
-    x, y = check_rows(x, y)
+    x, y = map(jnp.asarray, check_rows(x, y))
     layout = layout_of(jax.eval_shape(model.sample_prior, jax.random.key(0)))
-    dimension = sum(int(np.prod(shape)) for shape in layout.shapes)
-    if dimension != header["dimension"]: raise ValueError(f"{path} holds particles of dimension {header['dimension']}, the model has {dimension}")
-    if len(y) != header["settings"]["num_rows"]: raise ValueError(f"{path} was fitted to {header['settings']['num_rows']} rows, got {len(y)}")
-    oracle = BatchOracle(model, layout, x, y, optimizer=optimizer, **header["settings"])
-    kernel = RBF(jnp.asarray(arrays["lengthscale"]))
-    parts = Components(kernel, ParticleEmbedding(kernel, DataScore(posterior(model, x, y, chunk_size), layout), "alone"), oracle, step_rule)
-    return as_model_fit(model, parts, restore_state(path, parts, arrays), jax.random.wrap_key_data(jnp.asarray(arrays["key"])), tuple(Record(**r) for r in header["records"]))
+    score = DataScore(posterior(model, x, y, chunk_size), layout)
+    try:
+        if header["layout"] != describe(layout): raise ValueError(f"it holds parameters {header['layout']}, the model has {describe(layout)}")
+        if header["rows"] != digest(x, y): raise ValueError(f"it was fitted to {header['settings']['num_rows']} rows that are not these {len(y)}")
+        oracle = BatchOracle(model, layout, x, y, optimizer=optimizer, **header["settings"])
+        kernel = RBF(jnp.asarray(arrays["lengthscale"]))
+        parts = Components(kernel, ParticleEmbedding(kernel, score, "alone"), oracle, step_rule)
+        key, records = jax.random.wrap_key_data(jnp.asarray(arrays["key"])), tuple(Record(**record) for record in header["records"])
+        return as_model_fit(model, parts, restore_state(parts, arrays, header["capacity"]), key, records)
+    except (KeyError, TypeError, ValueError, AttributeError) as problem: raise ValueError(f"{path} does not fit: {problem!r}") from problem
 
-def restore_state(path, parts: Components, arrays: dict) -> State:
+def restore_state(parts: Components, arrays: dict, capacity: int) -> State:
     "The loop's state from its saved leaves."
-    saved = [jnp.asarray(arrays[f"state_{i}"]) for i in range(sum(name.startswith("state_") for name in arrays))]
-    capacity = capacity_for(len(arrays["weights"]), 16)
     like = jax.eval_shape(lambda p: init(parts, p, capacity), jnp.asarray(arrays["positions"]))
     leaves, structure = jax.tree.flatten(like)
-    if [l.shape for l in leaves] != [s.shape for s in saved]: raise ValueError(f"{path} does not fit this model: its arrays have other shapes")
+    saved = [jnp.asarray(arrays[f"state_{i}"]) for i in range(len(leaves))]
+    if [l.shape for l in leaves] != [s.shape for s in saved]: raise ValueError("its arrays have other shapes than the model's")
     return jax.tree.unflatten(structure, saved)

@@ -138,11 +138,9 @@ def room(rows, chunk_size):
 def test_memory_is_that_of_a_chunk(): assert room(8192, 8192) > 10 * room(8192, 128)
 
 
-@pytest.mark.xfail(strict=True, reason="`x[1:]`, `y[1:]` and `mask[1:]` in chunk_sum are copies of all rows but the first chunk: 16 bytes more for each row here")
 def test_memory_does_not_grow_with_rows(): assert room(8192, 128) < 1.01 * room(512, 128)
 
 
-@pytest.mark.xfail(strict=True, reason="a log likelihood of shape (rows, 1) is broadcast against the mask and counted `rows` times, without a word")
 def test_likelihood_of_a_wrong_shape():
     class Column(Line):
         def log_likelihood(self, params, x, y): return super().log_likelihood(params, x, y)[:, None]
@@ -211,7 +209,6 @@ def test_rows_over_four_devices(on_four_devices):
 def test_rows_come_back_from_devices(on_four_devices): assert max(on_four_devices["rows"]["4"]) < 1e-6
 
 
-@pytest.mark.xfail(strict=True, reason="`rows()` slices a sharded axis, which a mesh with explicit axes (jax.make_mesh's default) refuses: ShardingTypeError")
 def test_rows_come_back_from_an_explicit_mesh(on_four_devices): assert max(on_four_devices["rows"]["explicit"]) < 1e-6
 
 
@@ -335,7 +332,6 @@ def test_module_with_random_streams():
     assert jnp.all(jnp.isfinite(grown.positions)) and grown.predict(X).mean.shape == (40,)
 
 
-@pytest.mark.xfail(strict=True, reason="a module that changes its state is met by flax's TraceContextError in the middle of a trace; `bnn` could refuse it")
 @pytest.mark.parametrize("make", [lambda rngs: Dropping(rngs, deterministic=False), lambda rngs: Normed(rngs)], ids=["dropout on", "batch norm in training"])
 def test_module_that_changes_its_state(make):
     with pytest.raises(ValueError, match="state|deterministic|RngCount|BatchStat"): bnn(make, 2)
@@ -352,7 +348,6 @@ class Shifted(nnx.Module):
     def __call__(self, x): return self.inside(x)[:, 0] + self.by[...]
 
 
-@pytest.mark.xfail(strict=True, reason="`rest` does not count for equality, so a compiled function is used again with the first model's constants inside")
 def test_state_that_is_no_parameter_is_not_mixed_up():
     look = jax.jit(lambda target, params: target(params))
     near, far = (posterior(bnn(lambda rngs, by=by: Shifted(rngs, by), 2), X, Y) for by in (0.0, 5.0))
@@ -369,7 +364,6 @@ class Begun(nnx.Module):
     def __call__(self, x): return self.inside(x)[:, 0]
 
 
-@pytest.mark.xfail(strict=True, reason="`make` does not count for equality, so a second model starts from the first one's initialisation")
 def test_initialisations_are_not_mixed_up():
     draw = jax.jit(lambda key, model: model.sample_prior(key)["net"]["inside"]["kernel"], static_argnums=1)
     for at in (0.0, 5.0): assert_close(draw(KEY, bnn(lambda rngs, at=at: Begun(rngs, at), 2)), np.full((2, 1), at), rtol=1e-6)
@@ -481,7 +475,6 @@ def test_float64(x64):
     assert jax.eval_shape(Logistic(2).sample_prior, key)["weights"].dtype == jnp.float64
 
 
-@pytest.mark.xfail(strict=True, reason="flax's default param_dtype is float32, so a network stays in float32 even where 64-bit floats are on")
 def test_networks_in_float64(x64):
     assert {leaf.dtype for leaf in jax.tree.leaves(jax.eval_shape(mlp(2, (3,)).sample_prior, jax.random.key(0)))} == {jnp.dtype("float64")}
 
@@ -575,7 +568,6 @@ def test_load_goes_on_bit_for_bit(grown, saved):
     assert len(load_fit(saved, Line(), X, Y)) == 15
 
 
-@pytest.mark.xfail(strict=True, reason="fit_model and load_fit have each their own `optax.scale_by_adam()` as default, and two of them are never equal: all is compiled anew")
 def test_loading_compiles_nothing(grown, saved):
     before = model_fit.jitted_advance._cache_size()
     again = load_fit(saved, Line(), X, Y)
@@ -584,7 +576,6 @@ def test_loading_compiles_nothing(grown, saved):
     assert model_fit.jitted_advance._cache_size() == before
 
 
-@pytest.mark.xfail(strict=True, reason="room was made for 15 + 5 particles and one was needed: restore_state expects the capacity of 16, the state has 32")
 def test_load_where_the_last_batch_was_cut(grown, tmp_path):
     sixteen = grown.fifteen.add(1)
     assert same(load_fit(sixteen.save(tmp_path / "sixteen.npz"), Line(), X, Y), sixteen)
@@ -621,7 +612,6 @@ def test_flipped_in_the_middle(saved, tmp_path):
 def equal_files(a, b): return a[0] == b[0] and a[1].keys() == b[1].keys() and all(np.array_equal(a[1][n], b[1][n]) and a[1][n].dtype == b[1][n].dtype for n in a[1])
 
 
-@pytest.mark.xfail(strict=True, reason="zipfile's NotImplementedError and RuntimeError and NumPy's TokenError pass through without the file's name")
 def test_flipped_anywhere(saved, tmp_path):
     data, path, good, odd = saved.read_bytes(), tmp_path / "broken.npz", read_fit(saved), []
     directory = data.index(b"PK\x01\x02")
@@ -675,9 +665,8 @@ def rewritten(saved, path, change_header=lambda h: None, drop=(), **arrays):
 def test_not_finite(saved, tmp_path): refuses(rewritten(saved, tmp_path / "broken.npz", positions=np.full((5, 1), np.nan, np.float32)))
 
 
-@pytest.mark.xfail(strict=True, reason="read_fit checks header['format'], positions and weights only; what else is lacking is met as KeyError or TypeError without the file's name")
 @pytest.mark.parametrize("change, drop", [
-    (lambda h: h.pop("settings"), ()), (lambda h: h.pop("dimension"), ()), (lambda h: h.pop("records"), ()), (lambda h: h["settings"].pop("num_rows"), ()),
+    (lambda h: h.pop("settings"), ()), (lambda h: h.pop("layout"), ()), (lambda h: h.pop("records"), ()), (lambda h: h.pop("rows"), ()),
     (lambda h: h["settings"].update(more=1), ()), (lambda h: h["settings"].update(batch_size=0), ()), (lambda h: h.update(records=[{"a": 1}]), ()),
     (lambda h: None, ("key",)), (lambda h: None, ("lengthscale",)), (lambda h: None, ("state_0",)),
 ], ids=["settings", "dimension", "records", "rows", "more settings", "bad setting", "bad records", "key", "lengthscale", "a leaf"])
@@ -689,17 +678,15 @@ def test_right_format_but_something_lacking(change, drop, saved, tmp_path):
 
 
 def test_wrong_model_and_wrong_rows(saved):
-    refuses(saved, r"five.npz.*dimension 1.* 4", Logistic(2))
+    refuses(saved, r"five.npz.*holds parameters", Logistic(2))
     refuses(saved, r"five.npz.*40 rows.*39", x=X[:-1], y=Y[:-1])
     refuses(saved, "to match x", y=Y[:-1])
     refuses(saved, "NaN", x=np.where(np.arange(40)[:, None] == 3, np.nan, X))
 
 
-@pytest.mark.xfail(strict=True, reason="only the number of rows is compared: others of the same number are taken, and going on is no longer the same run")
 def test_other_rows_of_the_same_number(saved): refuses(saved, "five.npz", x=X[::-1], y=Y)
 
 
-@pytest.mark.xfail(strict=True, reason="only the dimension is compared: another model of the same dimension is taken")
 def test_other_model_of_the_same_dimension(saved):
     class Curve(Line):
         def sample_prior(self, key): return {"curvature": jax.random.normal(key)}
@@ -716,7 +703,6 @@ def test_folder_is_a_file(grown, tmp_path):
     assert left_behind(tmp_path) == ["file"] and (tmp_path / "file").read_text() == "mine"
 
 
-@pytest.mark.xfail(strict=True, reason="the draft is opened before the header is made and not removed when saving fails: five.npz.part stays behind")
 @pytest.mark.parametrize("case", ["notes", "destination is a folder", "disk is full"])
 def test_nothing_half_written(case, grown, tmp_path, monkeypatch):
     path = tmp_path / "five.npz"
@@ -741,7 +727,6 @@ def test_an_old_file_survives_a_failure(saved, grown):
 def with_nan(a): return np.where(np.arange(40).reshape(-1, *[1] * (a.ndim - 1)) == 3, np.nan, a)
 
 
-def by_another_name(wanted): return pytest.mark.xfail(strict=True, reason=f"the message does not name {wanted}, which the user gave, or is a TypeError of min()")
 
 
 @pytest.mark.parametrize("change, message", [
@@ -755,11 +740,11 @@ def by_another_name(wanted): return pytest.mark.xfail(strict=True, reason=f"the 
     (dict(first_steps=0), "first_steps.*0"), (dict(later_steps=-1), "later_steps.*-1"), (dict(chunk_size=0), "chunk_size.*0"), (dict(score_rows=0), "score_rows.*0"),
     (dict(later_rate=0.0), "later_rate.*0.0"), (dict(learning_rate=-0.1), "-0.1"), (dict(learning_rate=float("nan")), "nan"),
     (dict(schedule="linear"), "schedule.*'linear'"), (dict(schedule=None), "schedule.*None"),
-    pytest.param(dict(learning_rate=-0.1), "learning_rate.*-0.1", marks=by_another_name("learning_rate")),
-    pytest.param(dict(particles_per_step=0), "particles_per_step.*0", marks=by_another_name("particles_per_step")),
-    pytest.param(dict(particles_per_step="5"), "particles_per_step.*5", marks=by_another_name("particles_per_step")),
-    pytest.param(dict(first_steps="500"), "first_steps.*500", marks=by_another_name("first_steps")),
-    pytest.param(dict(later_steps=None), "later_steps.*None", marks=by_another_name("later_steps")),
+    pytest.param(dict(learning_rate=-0.1), "learning_rate.*-0.1"),
+    pytest.param(dict(particles_per_step=0), "particles_per_step.*0"),
+    pytest.param(dict(particles_per_step="5"), "particles_per_step.*5"),
+    pytest.param(dict(first_steps="500"), "first_steps.*500"),
+    pytest.param(dict(later_steps=None), "later_steps.*None"),
 ])
 def test_bad_input(change, message):
     with pytest.raises(ValueError, match=message): fit_model(KEY, Line(), **(dict(x=X, y=Y) | SHORT | change))
