@@ -6,11 +6,12 @@
 __all__ = ['LENGTHSCALE', 'PRIOR_SD', 'jitted_judge', 'SVGD_RATES', 'SVGD_GRID', 'jitted_start', 'QUICK_GRID', 'QUICK_STEPS',
            'toy_target', 'toy_embedding', 'exact_mmd2', 'timed', 'one_blas_thread', 'prior_draw', 'literal_fit',
            'grown', 'two_stages', 'one_seed', 'svgd_rows', 'svgd_grid', 'medians', 'ratios', 'as_table',
-           'mixture_table', 'quick_tables', 'seconds_per_particle', 'bench_mixture', 'settings', 'powers', 'versions',
-           'write_json']
+           'mixture_table', 'side_by_side', 'quick_tables', 'seconds_per_particle', 'bench_mixture', 'settings',
+           'powers', 'versions', 'write_json']
 
 # %% ../nbs/practice/95_bench.ipynb #fef3ac10
 import json, platform, time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -91,7 +92,7 @@ def two_stages(name: str, greedy: Fit, first: float) -> dict:
     return {name + "_greedy": (exact_mmd2(greedy.positions, greedy.weights), first, greedy.evaluations),
             name: (exact_mmd2(refined.positions, refined.weights), first + second, refined.evaluations)}
 
-def one_seed(key: jax.Array, sizes: tuple) -> list:  # for each size: method -> (mmd2, seconds, evaluations)
+def one_seed(key: jax.Array, sizes: tuple, run: Callable = lambda jobs: [job() for job in jobs]) -> list:  # for each size: method -> (mmd2, seconds, evaluations)
     "Everything but SVGD, once. `mmdfw` has the library's defaults and the log density up to a constant, no more."
     target, exact = toy_target(jax.config.jax_enable_x64), toy_embedding(jax.config.jax_enable_x64)
     draw_key, literal_key, cloud_key, exact_key = jax.random.split(key, 4)
@@ -104,7 +105,7 @@ def one_seed(key: jax.Array, sizes: tuple) -> list:  # for each size: method -> 
                 for x, seconds in grown(lambda n: literal_fit(literal_key, n), sizes)]
     def cloud(): return [two_stages("mmdfw", *pair) for pair in grown(lambda n: ours(cloud_key, n, kernel=RBF(LENGTHSCALE)), sizes)]
     def best(): return [two_stages("mmdfw_exact", *pair) for pair in grown(lambda n: ours(exact_key, n, embedding=exact), sizes)]
-    return [a | b | c | d for a, b, c, d in zip(independent(), literal(), cloud(), best())]
+    return [a | b | c | d for a, b, c, d in zip(*run([cloud, best, literal, independent]))]
 
 # %% ../nbs/practice/95_bench.ipynb #40fab7f8
 SVGD_RATES = {rate: optax.adam(rate) for rate in (0.03, 0.1, 0.3)}
@@ -160,12 +161,19 @@ def mixture_table(seed: int, num_seeds: int, num_particles: int, svgd_steps: int
 # %% ../nbs/practice/95_bench.ipynb #9d27c5fa
 QUICK_GRID, QUICK_STEPS = ((0.03, "median"),), 1000  # the setting that won at 50 and at 200 particles
 
+def side_by_side(jobs: list) -> list:
+    "Two at a time, in threads: most of the time is compilation, which uses one core."
+    x64 = jax.config.jax_enable_x64
+    def inside(job):
+        with jax.enable_x64(x64): return job()  # the setting does not reach other threads by itself
+    with ThreadPoolExecutor(2) as pool: return list(pool.map(inside, jobs))
+
 def quick_tables(seed: int, sizes: tuple, progress: Callable) -> dict:  # str(n) -> table
-    "One seed, one setting of SVGD, each size grown from the one before; nothing runs twice, so seconds include compilation."
+    "One seed, one setting of SVGD, each size grown from the one before; nothing runs twice and two things run at once, so seconds include compilation."
     key = lambda n, i: jax.random.fold_in(jax.random.split(jax.random.fold_in(jax.random.key(seed), n), 2)[1], i)  # as in mixture_table
-    with one_blas_thread(): runs = one_seed(key(sizes[0], 0), sizes)
+    with one_blas_thread(): runs = one_seed(key(sizes[0], 0), sizes, side_by_side)
     progress()
-    rivals = [svgd_grid(key(n, 1)[None], n, QUICK_STEPS, progress, QUICK_GRID, warm=False) for n in sizes]
+    rivals = side_by_side([partial(svgd_grid, key(n, 1)[None], n, QUICK_STEPS, progress, QUICK_GRID, warm=False) for n in sizes])
     return {str(n): as_table([run], rival) for n, run, rival in zip(sizes, runs, rivals)}
 
 # %% ../nbs/practice/95_bench.ipynb #ec0a87b8
@@ -199,7 +207,7 @@ def bench_mixture(
                 tables = quick_tables(seed, sizes, bar.update) if quick else {str(n): mixture_table(seed, num_seeds, n, 5000, bar.update) for n in sizes}
             result |= tables if x64 else {"float32": tables}
     result["falls_as_power_of_n"] = powers(result[str(sizes[0])]["mmd2"], result[str(sizes[-1])]["mmd2"], sizes[-1] / sizes[0])
-    with jax.enable_x64(quick): result["seconds_per_particle"] = seconds_per_particle((200, 400), 3) if quick else seconds_per_particle()
+    if not quick: result["seconds_per_particle"] = seconds_per_particle()
     if out is not None: write_json(out, result)
     return result
 
@@ -207,7 +215,7 @@ def settings(quick: bool, num_seeds: int, seed: int) -> dict:
     "What was run."
     grid, steps = (QUICK_GRID, QUICK_STEPS) if quick else (SVGD_GRID, 5000)
     return {"lengthscale": LENGTHSCALE, "seeds": num_seeds, "seed": seed, "quick": quick, "prior_sd": PRIOR_SD, "seconds_include_compilation": quick,
-            "svgd_steps": steps, "svgd_grid": [f"{rate}, {rule}" for rate, rule in grid], "seconds_per_particle_in": "float64" if quick else "float32"}
+            "svgd_steps": steps, "svgd_grid": [f"{rate}, {rule}" for rate, rule in grid]}
 
 def powers(first: dict, last: dict, factor: float) -> dict:
     "The exponent a of MMD^2 ~ n^a between two sizes."
