@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['LENGTHSCALE', 'PRIOR_SD', 'jitted_judge', 'SVGD_RATES', 'SVGD_GRID', 'jitted_start', 'QUICK_GRID', 'QUICK_STEPS',
            'toy_target', 'toy_embedding', 'exact_mmd2', 'timed', 'one_blas_thread', 'prior_draw', 'literal_fit',
-           'grown', 'two_stages', 'one_seed', 'svgd_rows', 'svgd_grid', 'medians', 'ratios', 'as_table',
+           'grown', 'two_stages', 'one_seed', 'svgd_rows', 'svgd_grid', 'medians', 'ratios', 'median_table',
            'mixture_table', 'side_by_side', 'quick_tables', 'seconds_per_particle', 'bench_mixture', 'settings',
            'powers', 'versions', 'write_json']
 
@@ -92,6 +92,7 @@ def two_stages(name: str, greedy: Fit, first: float) -> dict:
     return {name + "_greedy": (exact_mmd2(greedy.positions, greedy.weights), first, greedy.evaluations),
             name: (exact_mmd2(refined.positions, refined.weights), first + second, refined.evaluations)}
 
+# %% ../nbs/practice/95_bench.ipynb #d5047615
 def one_seed(key: jax.Array, sizes: tuple, run: Callable = lambda jobs: [job() for job in jobs]) -> list:  # for each size: method -> (mmd2, seconds, evaluations)
     "Everything but SVGD, once. `mmdfw` has the library's defaults and the log density up to a constant, no more."
     target, exact = toy_target(jax.config.jax_enable_x64), toy_embedding(jax.config.jax_enable_x64)
@@ -143,7 +144,7 @@ def ratios(mmd2: dict) -> dict:
     pairs = (("svgd", "mmdfw_greedy"), ("svgd", "mmdfw"), ("mmdfw", "mmdfw_exact"), ("independent", "mmdfw"), ("mmdfw_literal", "independent"))
     return {f"{a} / {b}": mmd2[a] / mmd2[b] for a, b in pairs}
 
-def as_table(runs: list, rival: dict) -> dict:
+def median_table(runs: list, rival: dict) -> dict:
     "Medians of all methods, and what is to be said of them."
     rows = {name: medians([run[name] for run in runs]) for name in runs[0]} | {"svgd": medians(rival["rows"])}
     table = {figure: {name: row[figure] for name, row in rows.items()} for figure in rows["svgd"]}
@@ -156,10 +157,10 @@ def mixture_table(seed: int, num_seeds: int, num_particles: int, svgd_steps: int
         runs += one_seed(jax.random.fold_in(key, 0), (num_particles,))
         progress()
     rival = svgd_grid(jax.vmap(lambda key: jax.random.fold_in(key, 1))(keys[1:]), num_particles, svgd_steps, progress)
-    return as_table(runs[1:], rival)
+    return median_table(runs[1:], rival)
 
 # %% ../nbs/practice/95_bench.ipynb #9d27c5fa
-QUICK_GRID, QUICK_STEPS = ((0.03, "median"),), 1000  # the setting that won at 50 and at 200 particles
+QUICK_GRID, QUICK_STEPS = ((0.03, "median"),), 1000  # of the full grid, the best at 50 particles or within a percent of it at 200, seed 0
 
 def side_by_side(jobs: list) -> list:
     "Two at a time, in threads: most of the time is compilation, which uses one core."
@@ -174,7 +175,7 @@ def quick_tables(seed: int, sizes: tuple, progress: Callable) -> dict:  # str(n)
     with one_blas_thread(): runs = one_seed(key(sizes[0], 0), sizes, side_by_side)
     progress()
     rivals = side_by_side([partial(svgd_grid, key(n, 1)[None], n, QUICK_STEPS, progress, QUICK_GRID, warm=False) for n in sizes])
-    return {str(n): as_table([run], rival) for n, run, rival in zip(sizes, runs, rivals)}
+    return {str(n): median_table([run], rival) for n, run, rival in zip(sizes, runs, rivals)}
 
 # %% ../nbs/practice/95_bench.ipynb #ec0a87b8
 def seconds_per_particle(sizes=(50, 100, 200, 400, 800), repeats: int = 7) -> dict:
@@ -211,6 +212,7 @@ def bench_mixture(
     if out is not None: write_json(out, result)
     return result
 
+# %% ../nbs/practice/95_bench.ipynb #55ac14a0
 def settings(quick: bool, num_seeds: int, seed: int) -> dict:
     "What was run."
     grid, steps = (QUICK_GRID, QUICK_STEPS) if quick else (SVGD_GRID, 5000)

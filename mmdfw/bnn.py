@@ -51,7 +51,7 @@ class BNN(Model):
 
 # %% ../nbs/practice/83_bnn.ipynb #2e7cb76b
 def bnn(
-    make_module: Callable,  # nnx.Rngs -> nnx.Module from (rows, d) to (rows,) or (rows, 1)
+    make_module: Callable,  # nnx.Rngs -> nnx.Module from (rows, d) to (rows,)
     num_features: int,
     shape: float = 1.0,
     rate: float = 0.1,

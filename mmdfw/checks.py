@@ -106,6 +106,7 @@ def layout_of(position) -> Layout:
     leaves, structure = jax.tree.flatten(position)
     return Layout(structure, tuple(jnp.shape(l) for l in leaves), tuple(jnp.result_type(l) for l in leaves))
 
+# %% ../nbs/theory/00_checks.ipynb #7591738e
 @dataclass(frozen=True)
 class FlatLogdensity(Layout):
     "A user's log density as a function of one vector."

@@ -124,6 +124,7 @@ def run_fit_command(options) -> int:
     print("Written:", ", ".join(report["files"]))
     return 0
 
+# %% ../nbs/practice/99_cli.ipynb #7336294f
 def run_bench(options) -> int:
     "`mmdfw bench mixture`, `mmdfw bench regression`"
     if options.name == "mixture":

@@ -65,6 +65,7 @@ def hessian_diagonal(key: jax.Array, logdensity: Callable, position: jax.Array, 
 
 jitted_diagonal = jax.jit(hessian_diagonal, static_argnums=(1, 3))
 
+# %% ../nbs/theory/53_fit.ipynb #e002cab0
 @dataclass(frozen=True)
 class FlatPrior:
     "A user's prior sampler as a function from a key to one vector."
@@ -133,6 +134,7 @@ def choose_setting(key: jax.Array, target: FlatTarget, start: Start, kernel, emb
     kernel = kernel or RBF(rough_lengthscale(start))
     return Setting(kernel, ParticleEmbedding(kernel, score, "alone"), name, used, rejected)
 
+# %% ../nbs/theory/53_fit.ipynb #fd586c48
 def checked_setting(setting: Setting, position: jax.Array) -> Setting:
     "Kernel and embedding must take points of the target's dimension."
     def look(point):
@@ -403,6 +405,7 @@ def belief(parts: Components, positions: jax.Array, weights: jax.Array, values: 
 
 jitted_belief = jax.jit(belief)
 
+# %% ../nbs/theory/53_fit.ipynb #a443f5fb
 def sample(result: Fit, key: jax.Array, num: int):
     "Draw particles by weight, with replacement; negative weights count as zero."
     check_count("num", num)

@@ -42,9 +42,10 @@ class Flock(NamedTuple):
     rejected: jax.Array  # particle-steps left out for non-finite scores
     lengthscale: jax.Array  # of the last step
 
+# %% ../nbs/practice/85_growth.ipynb #340f1cc9
 @pytree_dataclass
 class BatchOracle(Oracle):
-    "B new particles at once, by SVGD's direction on minibatches; the rate falls along a cosine in every call."
+    "B new particles at once, by SVGD's direction on minibatches; the rate falls in every call, unless it is to be constant."
     model: Model = field(metadata=dict(static=True))
     layout: Layout = field(metadata=dict(static=True))  # of the model's parameters
     x: Any  # (R, d)

@@ -17,7 +17,7 @@ from .checks import check_count, pytree_dataclass
 # %% ../nbs/practice/81_model.ipynb #7f44ddcc
 class Model:
     "Contract: a prior over a pytree of parameters, and a likelihood for each row. Hashable, without data."
-    def sample_prior(self, key): raise NotImplementedError  # -> params
+    def sample_prior(self, key): raise NotImplementedError  # -> params: a draw from the prior, or from what stands in for it where a fit starts
     def log_prior(self, params): raise NotImplementedError  # -> scalar
     def log_likelihood(self, params, x, y): raise NotImplementedError  # (rows, d), (rows,) -> (rows,)
     def predict(self, particles, weights, x): raise NotImplementedError  # params with a leading axis -> a predictive distribution

@@ -41,6 +41,7 @@ class Record(NamedTuple):
     steps: int  # minibatch scores taken, each particle's counted
     metrics: dict  # what the monitor said
 
+# %% ../nbs/practice/86_fit_model.ipynb #576b1cdb
 @dataclass(frozen=True, eq=False, repr=False)
 class ModelFit:
     "Weighted particles of a model, how they came about, and the state from which more can be added."
@@ -133,6 +134,7 @@ def grow_on_data(key: jax.Array, oracle: BatchOracle, make_parts: Callable, part
         warnings.warn(f"{str(stop) or 'interrupted'}: {count()} of {num_particles} particles are kept, the unfinished batch is not", stacklevel=4)
     return parts, state
 
+# %% ../nbs/practice/86_fit_model.ipynb #36572a49
 def first_state(make_parts: Callable, flock: Flock) -> tuple:  # -> parts, state, sound
     "The first batch sets the kernel's width and fills the state."
     sound = bool(jnp.all(jnp.isfinite(flock.positions))) and int(flock.rejected) < int(flock.taken) * len(flock.positions)
@@ -194,6 +196,7 @@ def gather_rows(x, y, batches, num_rows, score_rows, batch_size) -> tuple:  # ->
     if stack.y.shape[1] != batch_size: raise ValueError(f"batches hold {stack.y.shape[1]} rows, batch_size is {batch_size}")
     return {"draw": None, "score": (stack.x.reshape(-1, stack.x.shape[-1])[:num_rows], stack.y.reshape(-1)[:num_rows])}, num_rows
 
+# %% ../nbs/practice/86_fit_model.ipynb #bf3ed870
 def run_growth(key, model, oracle, make_parts, parts, state, num_particles, batches, monitor, every, progress, records) -> ModelFit:
     "Grow, with a progress bar, and put the result together."
     calls = -(-(num_particles - (0 if state is None else int(state.particles.count))) // oracle.batch_size)
@@ -241,6 +244,7 @@ def save_fit(result: ModelFit, path, notes=None) -> Path:
     finally: draft.unlink(missing_ok=True)
     return path
 
+# %% ../nbs/practice/86_fit_model.ipynb #ec930dd3
 def describe(layout: Layout) -> str:
     "A layout in words, to tell one model's parameters from another's."
     return f"{layout.structure} {layout.shapes}"
@@ -292,6 +296,7 @@ def load_fit(
         return as_model_fit(model, parts, restore_state(parts, arrays, header["capacity"]), key, records)
     except (KeyError, TypeError, ValueError, AttributeError) as problem: raise ValueError(f"{path} does not fit: {problem!r}") from problem
 
+# %% ../nbs/practice/86_fit_model.ipynb #1b058c82
 def restore_state(parts: Components, arrays: dict, capacity: int) -> State:
     "The loop's state from its saved leaves."
     like = jax.eval_shape(lambda p: init(parts, p, capacity), jnp.asarray(arrays["positions"]))

@@ -38,6 +38,7 @@ def weigh(
     weights = rule.weigh(gram, means, factor, jnp.ones(n, bool), start) if isinstance(rule, Quadrature) else start
     return Weighed(weights.astype(gram.dtype), gram, factor, means)
 
+# %% ../nbs/theory/52_refine.ipynb #e1609c9e
 def refinement_objective(kernel: Kernel, embedding: Embedding, positions: jax.Array, rule: StepRule, start: jax.Array) -> jax.Array:
     "Half of MMD^2 less its constant, at the weights that are best for these positions."
     weighed = weigh(kernel, embedding, positions, rule, start)
@@ -58,6 +59,7 @@ def make_optimizer() -> optax.GradientTransformation:
     "L-BFGS with a zoom line search."
     return optax.lbfgs(memory_size=10)
 
+# %% ../nbs/theory/52_refine.ipynb #6a7dd9be
 def walk(kernel: Kernel, embedding: Embedding, rule: StepRule, start: jax.Array, scale, state: Walk, num_steps: int) -> Walk:
     "Some L-BFGS steps on all positions at once."
     loss = lambda u: refinement_objective(kernel, embedding, u * scale, rule, start)
@@ -100,6 +102,7 @@ class Refined(NamedTuple):
     objective: np.ndarray  # before, and after each 25 steps; it never rises
     passes: int  # times that all particles were looked at
 
+# %% ../nbs/theory/52_refine.ipynb #f60fb087
 def refine(
     kernel: Kernel,
     embedding: Embedding,  # one that does not change with the particles

@@ -93,6 +93,7 @@ def bench_regression(
     if out is not None: write_json(out, result)
     return result
 
+# %% ../nbs/practice/96_regression.ipynb #42f0c097
 def compare(runs: list) -> dict:
     "SVGD's best setting by mean RMSE beside ours, and the speedups against it."
     rivals = {name: summary([run[name] for run in runs]) for name in runs[0] if name != "mmdfw"}
