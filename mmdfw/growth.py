@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ADAM', 'batch_direction', 'Flock', 'BatchOracle', 'check_batch_oracle', 'begin', 'rate_at', 'flock_lengthscale',
-           'advance', 'move_flock', 'run_call', 'propose']
+           'advance', 'run_call', 'propose', 'sound_particles']
 
 # %% ../nbs/practice/85_growth.ipynb #32430c4a
 from dataclasses import field
@@ -39,7 +39,7 @@ class Flock(NamedTuple):
     positions: jax.Array  # (B, d)
     memory: Any  # the optimiser's
     taken: jax.Array  # steps so far
-    rejected: jax.Array  # particle-steps left out for non-finite scores
+    rejected: jax.Array  # (B,): steps for which each particle had no finite score
     lengthscale: jax.Array  # of the last step
 
 # %% ../nbs/practice/85_growth.ipynb #340f1cc9
@@ -77,8 +77,7 @@ def begin(oracle: BatchOracle, key: jax.Array, particles: Particles = None) -> F
     else:
         places = particles.count - 1 - jnp.arange(oracle.batch_size) % particles.count  # fewer than B are used again
         positions = particles.position[places[::-1]]
-    nothing = jnp.zeros((), jnp.int32)
-    return Flock(positions, oracle.optimizer.init(positions), nothing, nothing, jnp.ones((), positions.dtype))
+    return Flock(positions, oracle.optimizer.init(positions), jnp.zeros((), jnp.int32), jnp.zeros(len(positions), jnp.int32), jnp.ones((), positions.dtype))
 
 # %% ../nbs/practice/85_growth.ipynb #ea86c64d
 def rate_at(oracle: BatchOracle, taken: jax.Array, total, peak) -> jax.Array:
@@ -112,18 +111,13 @@ def advance(
     def body(flock, batch):
         x, y = (oracle.x[batch], oracle.y[batch]) if stack is None else batch
         scores = jax.vmap(slope, (0, None, None))(flock.positions, x, y)
+        sound = jnp.all(jnp.isfinite(scores), 1)
         width = flock_lengthscale(flock.positions, frozen, used, flock)
-        return move_flock(oracle, flock, batch_direction(flock.positions, scores, frozen, used, width), width, rate_at(oracle, flock.taken, total, peak)), None
+        direction = batch_direction(flock.positions, jnp.where(sound[:, None], scores, 0.0), frozen, used, width)
+        updates, memory = oracle.optimizer.update(-direction, flock.memory, flock.positions)
+        positions = flock.positions - rate_at(oracle, flock.taken, total, peak) * updates
+        return Flock(positions, memory, flock.taken + 1, flock.rejected + ~sound, width), None
     return jax.lax.scan(body, flock, drawn)[0]
-
-# %% ../nbs/practice/85_growth.ipynb #13d6fc9f
-def move_flock(oracle: BatchOracle, flock: Flock, direction: jax.Array, width: jax.Array, rate: jax.Array) -> Flock:
-    "One step of the optimiser; if any score was not finite, the flock stays where it is and counts it."
-    sound = jnp.all(jnp.isfinite(direction))
-    updates, memory = oracle.optimizer.update(-direction, flock.memory, flock.positions)
-    new = Flock(flock.positions - rate * updates, memory, flock.taken, flock.rejected, width)
-    kept = jax.tree.map(lambda a, b: jnp.where(sound, a, b), new, flock)
-    return kept._replace(taken=flock.taken + 1, rejected=flock.rejected + jnp.where(sound, 0, len(direction)))
 
 # %% ../nbs/practice/85_growth.ipynb #20140ec8
 def run_call(oracle: BatchOracle, key: jax.Array, problem: Problem) -> Proposal:
@@ -137,5 +131,8 @@ def run_call(oracle: BatchOracle, key: jax.Array, problem: Problem) -> Proposal:
 def propose(oracle: BatchOracle, problem: Problem, flock: Flock) -> Proposal:
     "The flock as the oracle's answer."
     values = lmo_value(problem, flock.positions)
-    valid = jnp.all(jnp.isfinite(flock.positions), axis=1) & (flock.rejected < flock.taken * oracle.batch_size)
-    return Proposal(flock.positions, values, valid, jnp.min(values), flock.taken * oracle.batch_size, flock.rejected)
+    return Proposal(flock.positions, values, sound_particles(flock), jnp.min(values), flock.taken * oracle.batch_size, jnp.sum(flock.rejected))
+
+def sound_particles(flock: Flock) -> jax.Array:  # (B,) bool
+    "Finite, and with a finite score at least once."
+    return jnp.all(jnp.isfinite(flock.positions), axis=1) & (flock.rejected < flock.taken)

@@ -18,7 +18,7 @@ from .checks import Layout, check_count, check_positive, layout_of, pytree_datac
 from .embedding import ParticleEmbedding
 from .fitting import show_progress
 from .frank_wolfe import Components, State, accept, capacity_for, init, with_capacity
-from .growth import ADAM, BatchOracle, Flock, advance, begin, propose
+from .growth import ADAM, BatchOracle, Flock, advance, begin, propose, sound_particles
 from .kernel import RBF, median_lengthscale
 from .model import BatchesEnded, Model, Posterior, check_rows, posterior, stack_batches
 from .oracle import Problem
@@ -100,9 +100,9 @@ def call_oracle(oracle: BatchOracle, key: jax.Array, state, batches, run: Run) -
     begin_key, walk_key = jax.random.split(key)
     first, engine = state is None, engine_of(oracle)
     flock = jitted_begin(engine, begin_key, None if first else state.particles)
-    n = 1 if first else capacity_for(int(state.particles.count), 16)
-    frozen = jnp.zeros((1, flock.positions.shape[1]), flock.positions.dtype) if first else state.particles.position[:n]
-    used = (jnp.arange(n) < (0 if first else state.particles.count)).astype(frozen.dtype)
+    n = 0 if first else capacity_for(int(state.particles.count), 16)
+    frozen = flock.positions[:0] if first else state.particles.position[:n]
+    used = jnp.zeros(0, frozen.dtype) if first else (jnp.arange(n) < state.particles.count).astype(frozen.dtype)
     total, rate = (oracle.first_steps, oracle.first_rate) if first else (oracle.later_steps, oracle.later_rate)
     equal = jnp.full(oracle.batch_size, 1 / oracle.batch_size, frozen.dtype)
     for i in range(-(-total // oracle.piece)):
@@ -119,14 +119,13 @@ def grow_on_data(key: jax.Array, oracle: BatchOracle, make_parts: Callable, part
     try:
         while count() < num_particles:
             flock = call_oracle(oracle, jax.random.fold_in(key, count()), state, batches, run)
-            if state is None: parts, state, sound = first_state(make_parts, flock)
+            if state is None: parts, state = first_state(make_parts, flock)
             else:
                 state = with_capacity(state, capacity_for(count() + oracle.batch_size, 16))
                 state, info = jitted_accept(parts._replace(oracle=engine_of(oracle)), state, flock, num_particles)
-                sound = bool(info.accepted)
-            if not sound:
-                warnings.warn(f"the batch met non-finite scores throughout: stopped with {count()} of {num_particles} particles", stacklevel=4)
-                break
+                if not bool(info.accepted):
+                    warnings.warn(f"the batch met non-finite scores throughout: stopped with {count()} of {num_particles} particles", stacklevel=4)
+                    break
             run.tick(0, 0)
             run.ask(state.particles.position[: count()], state.particles.weights[: count()], due=True)
     except (KeyboardInterrupt, BatchesEnded) as stop:
@@ -135,12 +134,12 @@ def grow_on_data(key: jax.Array, oracle: BatchOracle, make_parts: Callable, part
     return parts, state
 
 # %% ../nbs/practice/86_fit_model.ipynb #36572a49
-def first_state(make_parts: Callable, flock: Flock) -> tuple:  # -> parts, state, sound
+def first_state(make_parts: Callable, flock: Flock) -> tuple:  # -> parts, state
     "The first batch sets the kernel's width and fills the state."
-    sound = bool(jnp.all(jnp.isfinite(flock.positions))) and int(flock.rejected) < int(flock.taken) * len(flock.positions)
-    if not sound: raise ValueError("every score of the first batch was NaN or infinite: look at the data's scale, the model and the learning rate")
-    parts = make_parts(RBF(median_lengthscale(flock.positions, divide_by_log=False)))
-    return parts, jitted_start(parts._replace(oracle=engine_of(parts.oracle)), flock.positions, capacity_for(len(flock.positions), 16)), sound
+    positions = flock.positions[np.asarray(sound_particles(flock))]
+    if not len(positions): raise ValueError("every score of the first batch was NaN or infinite: look at the data's scale, the model and the learning rate")
+    parts = make_parts(RBF(median_lengthscale(positions, divide_by_log=False)))
+    return parts, jitted_start(parts._replace(oracle=engine_of(parts.oracle)), positions, capacity_for(len(positions), 16))
 
 # %% ../nbs/practice/86_fit_model.ipynb #1c05e667
 def fit_model(
