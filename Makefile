@@ -5,6 +5,8 @@ JOBS ?= 2
 BIN := $(CURDIR)/.venv/bin
 STAMP := .venv/.installed
 CPU := MPLBACKEND=agg JAX_PLATFORMS=$${JAX_PLATFORMS-cpu}
+# Compilation is most of what notebooks and tests do: each finds what another has compiled.
+COMPILED := JAX_COMPILATION_CACHE_DIR=$(CURDIR)/.jax_cache JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1
 
 # nbdev_export silently does nothing while this is set.
 unexport IN_TEST
@@ -66,13 +68,13 @@ readme-check: setup  ## check that README.md is what nbs/index.ipynb gives
 
 notebooks: setup  ## run every notebook, each in a process of its own, JOBS=2 at a time
 	@failed=$$(mktemp) && trap 'rm -f "$$failed"' EXIT && export failed \
-	&& $(NOTEBOOKS) | IN_TEST=1 $(CPU) xargs -n1 -P$(JOBS) sh -c ' \
+	&& $(NOTEBOOKS) | IN_TEST=1 $(CPU) $(COMPILED) xargs -n1 -P$(JOBS) sh -c ' \
 		if out=$$("$(BIN)/nbdev_test" --n_workers 0 --path "$$0" 2>&1); then echo "ok      $$0"; \
 		else echo "$$out"; echo "FAILED  $$0" | tee -a "$$failed"; exit 1; fi' \
 	|| { echo; echo 'Notebooks that failed:'; cat "$$failed"; exit 1; } >&2
 
 pytest: setup  ## test the installed package
-	$(CPU) .venv/bin/python -m pytest -n $(JOBS) tests
+	$(CPU) $(COMPILED) .venv/bin/python -m pytest -n $(JOBS) tests
 
 export: setup  ## clean the notebooks and write mmdfw/ from them
 	@$(EXPORT)
@@ -85,5 +87,5 @@ outputs: setup  ## execute the notebooks and store their outputs (NB=nbs/index.i
 		echo "$$0" && "$(BIN)/python" tools/run_notebook.py "$$0" && "$(BIN)/nbdev_clean" --fname "$$0"'
 
 clean:  ## remove .venv and whatever was built; runs/ stays
-	rm -rf .venv build dist *.egg-info _docs _proc .pytest_cache .ruff_cache
+	rm -rf .venv build dist *.egg-info _docs _proc .jax_cache .pytest_cache .ruff_cache
 	find mmdfw tests tools nbs -name __pycache__ -prune -exec rm -rf {} +

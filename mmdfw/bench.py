@@ -7,19 +7,19 @@ __all__ = ['LENGTHSCALE', 'PRIOR_SD', 'jitted_judge', 'SVGD_RATES', 'SVGD_GRID',
            'toy_target', 'toy_embedding', 'exact_mmd2', 'timed', 'one_blas_thread', 'prior_draw', 'literal_fit',
            'grown', 'two_stages', 'one_seed', 'svgd_rows', 'svgd_grid', 'medians', 'ratios', 'median_table',
            'mixture_table', 'side_by_side', 'quick_tables', 'seconds_per_particle', 'bench_mixture', 'settings',
-           'powers', 'versions', 'write_json']
+           'powers']
 
 # %% ../nbs/practice/95_bench.ipynb #fef3ac10
-import json, platform, time
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import lru_cache, partial
-from pathlib import Path
 from typing import Callable
 import jax, jax.numpy as jnp, numpy as np, optax
 from tqdm import tqdm
 from .embedding import ExactRBF, ParticleEmbedding, exact_embedding
+from .files import versions, write_json
 from .fitting import Fit, fit, jitted_init, jitted_pool, jitted_room, jitted_step, show_progress
 from .frank_wolfe import capacity_for
 from .kernel import RBF
@@ -222,16 +222,3 @@ def settings(quick: bool, num_seeds: int, seed: int) -> dict:
 def powers(first: dict, last: dict, factor: float) -> dict:
     "The exponent a of MMD^2 ~ n^a between two sizes."
     return {name: float(np.log(last[name] / first[name]) / np.log(factor)) if factor > 1 else float("nan") for name in first}
-
-def versions() -> dict:
-    "What the figures were made with."
-    return {"python": platform.python_version(), "jax": jax.__version__, "optax": optax.__version__, "device": jax.devices()[0].platform}
-
-# %% ../nbs/practice/95_bench.ipynb #d2743a97
-def write_json(path, result: dict):
-    "Write whole or not at all."
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(path.name + ".part")
-    draft.write_text(json.dumps(result, indent=1) + "\n")
-    draft.replace(path)

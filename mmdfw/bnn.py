@@ -17,15 +17,17 @@ from .model import Model
 
 # %% ../nbs/practice/83_bnn.ipynb #2a285af5
 class MLP(nnx.Module):
-    "Dense layers with one output."
+    "Dense layers with one output; the activation acts on single numbers."
     def __init__(self, num_features: int, hidden=(50,), activation: Callable = jax.nn.relu, *, rngs: nnx.Rngs):
         sizes = (check_count("num_features", num_features), *(check_count("hidden", h) for h in hidden), 1)
         precision = jnp.result_type(float)  # Flax would stay in float32 where JAX is switched to float64
         self.layers = nnx.List([nnx.Linear(a, b, param_dtype=precision, rngs=rngs) for a, b in zip(sizes[:-1], sizes[1:])])
         self.activation = activation
     def __call__(self, x):  # (rows, d) -> (rows,)
-        for layer in self.layers[:-1]: x = self.activation(layer(x))
-        return self.layers[-1](x)[:, 0]
+        flow = x.T  # rows as columns: small networks side by side, under vmap, then take about half the time on a CPU
+        for i, layer in enumerate(self.layers):
+            flow = layer.kernel[...].T @ (self.activation(flow) if i else flow) + layer.bias[...][:, None]
+        return flow[0]
 
 # %% ../nbs/practice/83_bnn.ipynb #19f29c35
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ def check_points(name: str, points):
         raise ValueError(f"{name} must be an (n, d) array with n, d >= 1, got shape {array.shape}")
     if not jnp.issubdtype(array.dtype, jnp.floating):
         raise ValueError(f"{name} must hold floating point numbers, got dtype {array.dtype}")
-    if not isinstance(array, jax.core.Tracer) and not bool(jnp.all(jnp.isfinite(array))):
+    if not isinstance(array, jax.core.Tracer) and not np.isfinite(array).all():
         raise ValueError(f"{name} holds NaN or infinite entries in rows {np.flatnonzero(~np.isfinite(array).all(1))[:5]}")
     return array
 
@@ -82,7 +82,7 @@ def check_weights(name: str, weights, n: int):
     if weights is None: return jnp.full(n, 1.0 / n)
     array = jnp.asarray(weights)
     if array.shape != (n,): raise ValueError(f"{name} must have shape ({n},) to match the points, got {array.shape}")
-    if not isinstance(array, jax.core.Tracer) and not bool(jnp.all(jnp.isfinite(array))):
+    if not isinstance(array, jax.core.Tracer) and not np.isfinite(array).all():
         raise ValueError(f"{name} holds NaN or infinite entries: {array}")
     return array
 

@@ -38,7 +38,7 @@ def add_fit(commands):
     fit.add_argument("--particles", default=20, type=count, help="in total; with --resume, how many more (default: %(default)s)")
     fit.add_argument("--hidden", default=[50], type=count, nargs="+", help="units of each hidden layer (default: 50)")
     fit.add_argument("--batch-size", default=100, type=count, help="rows of a minibatch (default: %(default)s)")
-    fit.add_argument("--first-steps", default=60_000, type=count, help="of the first batch of particles (default: %(default)s)")
+    fit.add_argument("--first-steps", default=100_000, type=count, help="of the first batch of particles (default: %(default)s)")
     fit.add_argument("--later-steps", default=20_000, type=count, help="of each further batch (default: %(default)s)")
     fit.add_argument("--split-seed", default=0, type=int, help="of the 90/10 split (default: %(default)s)")
     fit.add_argument("--seed", default=0, type=int)
@@ -48,10 +48,10 @@ def add_fit(commands):
 def add_bench(commands):
     "Options of `mmdfw bench`."
     bench = commands.add_parser("bench", help="measure, and write the figures as JSON")
-    bench.add_argument("name", choices=["mixture", "regression"], help="what to measure")
+    bench.add_argument("name", choices=["mixture", "regression", "logistic"], help="what to measure")
     bench.add_argument("--out", type=Path, required=True, metavar="FILE.json")
     bench.add_argument("--quick", action="store_true", help="one seed or split, fewer steps: under a minute")
-    bench.add_argument("--seeds", default=5, type=count, help="mixture: runs to take medians over (default: %(default)s)")
+    bench.add_argument("--seeds", default=None, type=count, help="mixture, logistic: runs to take medians over (default: 5 and 3)")
     bench.add_argument("--data", default="naval", help="regression: the data set (default: %(default)s)")
     bench.add_argument("--splits", default=3, type=count, help="regression: 90/10 splits to take means over (default: %(default)s)")
     bench.add_argument("--seed", default=0, type=int)
@@ -126,11 +126,15 @@ def run_fit_command(options) -> int:
 
 # %% ../nbs/practice/99_cli.ipynb #7336294f
 def run_bench(options) -> int:
-    "`mmdfw bench mixture`, `mmdfw bench regression`"
+    "`mmdfw bench mixture`, `mmdfw bench regression`, `mmdfw bench logistic`"
     if options.name == "mixture":
         from mmdfw.bench import bench_mixture
-        result = bench_mixture(options.out, options.quick, options.seed, options.seeds)
+        result = bench_mixture(options.out, options.quick, options.seed, options.seeds or 5)
         for size in ("50", "200"): print(f"N = {size}:", json.dumps({name: round(value, 2) for name, value in result[size]["ratios"].items()}))
+    elif options.name == "logistic":
+        from mmdfw.logistic_bench import bench_logistic
+        result = bench_logistic(options.out, options.seeds or 3, options.quick, options.seed)
+        for name, value in result["ratios"].items(): print(f"{name:24} {value:.3g}")
     else:
         from mmdfw.regression_bench import bench_regression
         result = bench_regression(options.data, options.splits, options.out, options.quick, options.seed)

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['OFFLINE', 'BROKEN', 'LIMIT', 'UCI', 'NAVAL', 'PROTEIN', 'YEAR', 'COVERTYPE', 'SOURCES', 'Table', 'check_numbers',
            'check_finite', 'check_frame', 'named_columns', 'target_position', 'as_table', 'column_scales', 'Scaler',
-           'check_binary', 'check_rows', 'split_rows', 'given_rows', 'Split', 'split', 'Offline', 'load_offline',
+           'check_binary', 'check_row_numbers', 'split_rows', 'given_rows', 'Split', 'split', 'Offline', 'load_offline',
            'read_limited', 'unpack', 'Source', 'parse', 'read_published', 'data_folders', 'find_file', 'places',
            'load_source', 'check_header', 'read_csv', 'read_arrays', 'load_file', 'load', 'check_published', 'download',
            'fetch', 'Entry', 'catalogue']
@@ -128,7 +128,7 @@ def check_binary(y, name: str = "y") -> np.ndarray:
         raise ValueError(f"{name} must be a label that is 0 or 1, got {len(values)} values: {values[:5].tolist()}{' ...' if len(values) > 5 else ''}")
     return np.asarray(y)
 
-def check_rows(name: str, rows, num: int) -> np.ndarray:
+def check_row_numbers(name: str, rows, num: int) -> np.ndarray:
     "Row numbers of a table with `num` rows, each once."
     rows = np.asarray(list(rows) if isinstance(rows, (range, set)) else rows)
     if rows.size == 0: raise ValueError(f"{name} is empty: both parts of a split need at least one row")
@@ -150,7 +150,7 @@ def split_rows(num: int, seed: int = 0, test_fraction: float = 0.1) -> tuple:  #
 def given_rows(num: int, train, test) -> tuple:  # -> training rows, test rows
     "Row numbers from two lists that share none."
     if train is None or test is None: raise ValueError("give both train and test, or neither")
-    train, test = check_rows("train", train, num), check_rows("test", test, num)
+    train, test = check_row_numbers("train", train, num), check_row_numbers("test", test, num)
     shared = np.intersect1d(train, test)
     if len(shared): raise ValueError(f"train and test share {len(shared)} rows, the first: {shared[:5].tolist()}")
     return train, test

@@ -120,7 +120,8 @@ def discrepancy(parts: Components, state: State) -> jax.Array:
 # %% ../nbs/theory/50_frank_wolfe.ipynb #1af592ab
 def step(parts: Components, key: jax.Array, state: State, most: int = 2**31 - 1) -> tuple:  # -> State, Info
     "One Frank-Wolfe step: ask the oracle, add its points (up to `most` particles), weigh all particles anew."
-    return accept(parts, state, parts.oracle(key, Problem(parts.kernel, parts.embedding, state.particles)), most)
+    problem = Problem(parts.kernel, parts.embedding, state.particles, state.factor, state.means)
+    return accept(parts, state, parts.oracle(key, problem), most)
 
 def accept(parts: Components, state: State, answer: Proposal, most: int = 2**31 - 1) -> tuple:  # -> State, Info
     "Add what the oracle answered, and weigh all particles anew."

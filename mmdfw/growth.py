@@ -12,24 +12,24 @@ from typing import Any, NamedTuple
 import jax, jax.numpy as jnp, optax
 from .checks import Layout, check_choice, check_count, check_positive, pytree_dataclass, ravel
 from .embedding import Particles
-from .kernel import RBF, median_lengthscale, squared_distances
+from .kernel import median_rule, squared_distances
 from .model import Model, draw_rows, minibatch_logdensity
 from .oracle import Oracle, Problem, Proposal, lmo_value
-from .svgd import svgd_direction
 
 # %% ../nbs/practice/85_growth.ipynb #4f7ceb7a
 def batch_direction(
-    positions: jax.Array,  # (B, d): the batch, on the move
+    everyone: jax.Array,  # (B + n, d): the batch, on the move, and the particles that stay
     scores: jax.Array,  # (B, d)
-    frozen: jax.Array,  # (n, d): particles that stay
     used: jax.Array,  # (n,): 1 for particles, 0 for empty rows
+    r2: jax.Array,  # (B, B + n): squared distances, taken once for the kernel and its bandwidth
     lengthscale: jax.Array,
 ) -> jax.Array:  # (B, d)
     "SVGD's direction inside the batch, and repulsion from the particles already there."
-    inside = len(positions) * svgd_direction(positions, scores, lengthscale)
-    gram = RBF(lengthscale).matrix(positions, frozen) * used
-    push = (positions * jnp.sum(gram, 1, keepdims=True) - gram @ frozen) / lengthscale**2
-    return (inside + push) / (len(positions) + jnp.sum(used))
+    batch = len(scores)
+    gram = jnp.exp(-0.5 * r2 / lengthscale**2) * jnp.concatenate([jnp.ones(batch, used.dtype), used])
+    product = lambda left, right: jnp.matmul(left, right, precision="highest")
+    push = (everyone[:batch] * jnp.sum(gram, 1, keepdims=True) - product(gram, everyone)) / lengthscale**2
+    return (product(gram[:, :batch], scores) + push) / (batch + jnp.sum(used))
 
 # %% ../nbs/practice/85_growth.ipynb #a3a04bfd
 ADAM = optax.scale_by_adam()  # one object, so that all who take the default share compiled code
@@ -50,10 +50,10 @@ class BatchOracle(Oracle):
     layout: Layout = field(metadata=dict(static=True))  # of the model's parameters
     x: Any  # (R, d)
     y: Any  # (R,)
-    batch_size: int = field(default=5, metadata=dict(static=True))  # B
+    batch_size: int = field(default=3, metadata=dict(static=True))  # B
     rows_per_step: int = field(default=100, metadata=dict(static=True))  # of a minibatch
     num_rows: int = field(default=None, metadata=dict(static=True))  # R, where x and y are not the whole
-    first_steps: int = field(default=60_000, metadata=dict(static=True))  # of the first call
+    first_steps: int = field(default=100_000, metadata=dict(static=True))  # of the first call
     later_steps: int = field(default=20_000, metadata=dict(static=True))
     first_rate: Any = 0.01
     later_rate: Any = 0.005
@@ -86,11 +86,10 @@ def rate_at(oracle: BatchOracle, taken: jax.Array, total, peak) -> jax.Array:
     shape = 0.5 * (1 + jnp.cos(jnp.pi * part)) if oracle.schedule == "cosine" else 1.0
     return jnp.where(part < 1, peak * shape, 0.0)
 
-def flock_lengthscale(positions: jax.Array, frozen: jax.Array, used: jax.Array, before: Flock) -> jax.Array:
+def flock_lengthscale(r2: jax.Array, used: jax.Array, before: Flock) -> jax.Array:
     "The median rule inside the batch; a lone particle keeps the width of its first step, from its distance to the others."
-    if len(positions) > 1: return median_lengthscale(positions)
-    r2 = jnp.sum(squared_distances(positions, frozen)[0] * used) / jnp.maximum(jnp.sum(used), 1)
-    h = jnp.sqrt(r2 / (2 * jnp.log(jnp.sum(used) + 2)))
+    if len(r2) > 1: return median_rule(r2[:, : len(r2)], len(r2))
+    h = jnp.sqrt(r2[0, 1:] @ used / jnp.maximum(jnp.sum(used), 1) / (2 * jnp.log(jnp.sum(used) + 2)))
     return jnp.where(before.taken == 0, jnp.where(h > 0, h, 1.0), before.lengthscale)
 
 # %% ../nbs/practice/85_growth.ipynb #ae6f7b9a
@@ -112,8 +111,10 @@ def advance(
         x, y = (oracle.x[batch], oracle.y[batch]) if stack is None else batch
         scores = jax.vmap(slope, (0, None, None))(flock.positions, x, y)
         sound = jnp.all(jnp.isfinite(scores), 1)
-        width = flock_lengthscale(flock.positions, frozen, used, flock)
-        direction = batch_direction(flock.positions, jnp.where(sound[:, None], scores, 0.0), frozen, used, width)
+        everyone = jnp.concatenate([flock.positions, frozen])
+        r2 = squared_distances(flock.positions, everyone)
+        width = flock_lengthscale(r2, used, flock)
+        direction = batch_direction(everyone, jnp.where(sound[:, None], scores, 0.0), used, r2, width)
         updates, memory = oracle.optimizer.update(-direction, flock.memory, flock.positions)
         positions = flock.positions - rate_at(oracle, flock.taken, total, peak) * updates
         return Flock(positions, memory, flock.taken + 1, flock.rejected + ~sound, width), None

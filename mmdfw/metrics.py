@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['normalised_weights', 'proper_weights', 'negative_mass', 'check_entries', 'check_matrix', 'check_mixture_weights',
-           'check_sds', 'check_rows', 'check_labels', 'check_levels', 'GaussianPredictive', 'combine', 'mixture_mean',
-           'mixture_variance', 'mixture_log_likelihood', 'mixture_cdf', 'bisect_cdf', 'mixture_quantile',
-           'mixture_interval', 'mixture_sample', 'mixture_rescale', 'BernoulliPredictive', 'bernoulli_probability',
-           'bernoulli_log_likelihood', 'rmse', 'mean_log_likelihood', 'accuracy', 'coverage', 'plot_coverage',
-           'Reliability', 'bin_rows', 'reliability', 'expected_calibration_error', 'plot_reliability', 'as_floats',
-           'regression_scores', 'classification_scores']
+           'check_sds', 'check_observed', 'check_labels', 'check_levels', 'GaussianPredictive', 'combine',
+           'mixture_mean', 'mixture_variance', 'mixture_log_likelihood', 'mixture_cdf', 'bisect_cdf',
+           'mixture_quantile', 'mixture_interval', 'mixture_sample', 'mixture_rescale', 'BernoulliPredictive',
+           'bernoulli_probability', 'bernoulli_log_likelihood', 'rmse', 'mean_log_likelihood', 'accuracy', 'coverage',
+           'plot_coverage', 'Reliability', 'bin_rows', 'reliability', 'expected_calibration_error', 'plot_reliability',
+           'as_floats', 'regression_scores', 'classification_scores']
 
 # %% ../nbs/practice/90_metrics.ipynb #ce4760af
 from functools import partial
@@ -74,7 +74,7 @@ def check_sds(sds, like: jax.Array) -> jax.Array:  # (n, m) or (n, 1)
     return sds
 
 # %% ../nbs/practice/90_metrics.ipynb #ef4b68f4
-def check_rows(name: str, y, like: jax.Array) -> jax.Array:  # (m,)
+def check_observed(name: str, y, like: jax.Array) -> jax.Array:  # (m,)
     "One finite number for each row."
     y = check_entries(name, y, np.isfinite, "finite")
     if y.shape != like.shape[1:]: raise ValueError(f"{name} must have shape {like.shape[1:]}, one for each row, got {y.shape}")
@@ -82,7 +82,7 @@ def check_rows(name: str, y, like: jax.Array) -> jax.Array:  # (m,)
 
 def check_labels(y, like: jax.Array) -> jax.Array:  # (m,)
     "One label, 0 or 1, for each row."
-    return check_rows("labels", check_entries("labels", y, lambda a: (a == 0) | (a == 1), "0 or 1"), like)
+    return check_observed("labels", check_entries("labels", y, lambda a: (a == 0) | (a == 1), "0 or 1"), like)
 
 def check_levels(levels, like: jax.Array) -> jax.Array:  # (l,)
     "Probabilities strictly between 0 and 1, also after rounding to the precision of the predictions."
@@ -107,8 +107,8 @@ class GaussianPredictive:
         for name, value in checked.items(): object.__setattr__(self, name, value)
     mean = property(lambda self: mixture_mean(self))  # (m,)
     variance = property(lambda self: mixture_variance(self))  # (m,)
-    def log_likelihood(self, y): return mixture_log_likelihood(self, check_rows("y", y, self.means))  # (m,) -> (m,)
-    def cdf(self, y): return mixture_cdf(self, check_rows("y", y, self.means))  # (m,) -> (m,)
+    def log_likelihood(self, y): return mixture_log_likelihood(self, check_observed("y", y, self.means))  # (m,) -> (m,)
+    def cdf(self, y): return mixture_cdf(self, check_observed("y", y, self.means))  # (m,) -> (m,)
     def quantile(self, levels): return mixture_quantile(self, levels)  # -> (levels, m)
     def interval(self, level): return mixture_interval(self, level)  # -> (2, m): lower and upper end
     def sample(self, key, num): return mixture_sample(self, key, num)  # -> (num, m)
@@ -235,7 +235,7 @@ def bernoulli_log_likelihood(predictive: BernoulliPredictive, y: jax.Array) -> j
 # %% ../nbs/practice/90_metrics.ipynb #d594c55c
 def rmse(predictive: GaussianPredictive, y) -> jax.Array:  # y: (m,) -> scalar
     "Root mean squared error of the predictive mean."
-    return jnp.sqrt(jnp.mean((predictive.mean - check_rows("y", y, predictive.means)) ** 2))
+    return jnp.sqrt(jnp.mean((predictive.mean - check_observed("y", y, predictive.means)) ** 2))
 
 def mean_log_likelihood(predictive, y) -> jax.Array:  # y: (m,) -> scalar
     "Mean over rows of the log likelihood, of a Gaussian or a Bernoulli predictive."

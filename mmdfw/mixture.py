@@ -6,6 +6,7 @@
 __all__ = ['log_normal', 'GaussianMixture', 'component_roots', 'gaussian_mixture', 'eleven_gaussians']
 
 # %% ../nbs/practice/80_mixture.ipynb #b7a3f144
+from functools import partial
 from typing import Any
 import jax, jax.numpy as jnp, numpy as np
 from jax.scipy.linalg import solve_triangular
@@ -30,9 +31,12 @@ class GaussianMixture:
     means: Any  # (k, d)
     roots: Any  # (k, d, d): lower Cholesky factors of the covariances
 
+    @jax.jit  # called as it is, op by op, each of these would compile dozens of times
     def logdensity(self, x):
         return logsumexp(jnp.log(self.weights) + jax.vmap(log_normal, (None, 0, 0))(x, self.means, self.roots))
+    @jax.jit
     def score(self, x): return jax.grad(self.logdensity)(x)
+    @partial(jax.jit, static_argnums=2)
     def sample(self, key, num):
         which_key, noise_key = jax.random.split(key)
         which = jax.random.categorical(which_key, jnp.log(self.weights), shape=(num,))

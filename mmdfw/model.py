@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Model', 'minibatch_logdensity', 'row_likelihoods', 'Posterior', 'chunk_sum', 'likelihood_sum', 'posterior',
-           'check_rows', 'draw_rows', 'BatchesEnded', 'Stack', 'stack_batches', 'spread']
+           'check_model', 'check_data', 'draw_rows', 'BatchesEnded', 'Stack', 'stack_batches', 'spread']
 
 # %% ../nbs/practice/81_model.ipynb #acd236c7
 from dataclasses import field
@@ -83,15 +83,22 @@ def posterior(
     num_rows: int = None,  # rows of the whole data set, where these are a uniform part of it
 ) -> Posterior:
     "A model and its data; the rows are laid out in chunks once."
-    x, y = map(jnp.asarray, check_rows(x, y))
+    x, y = map(jnp.asarray, check_data(x, y))
     scale = 1.0 if num_rows is None else check_count("num_rows", num_rows, len(y)) / len(y)
     size = min(check_count("chunk_size", chunk_size), len(y))
     extra = -len(y) % size
     lay = lambda a, fill: jnp.concatenate([a, jnp.broadcast_to(fill, (extra, *a.shape[1:]))]).reshape(-1, size, *a.shape[1:])
     mask = lay(jnp.ones(len(y), x.dtype), jnp.zeros((), x.dtype))
-    return Posterior(model, lay(x, x[0]), lay(y, y[0]), mask, len(y), scale)
+    target = Posterior(model, lay(x, x[0]), lay(y, y[0]), mask, len(y), scale)
+    check_model(target)
+    return target
 
-def check_rows(x, y) -> tuple:  # -> (rows, d), (rows,): NumPy arrays of JAX's default floating type
+def check_model(target: Posterior):
+    "The model takes rows like these; tried on shapes alone."
+    try: jax.eval_shape(lambda key: target(target.model.sample_prior(key)), jax.random.key(0))
+    except TypeError as problem: raise ValueError(f"{type(target.model).__name__} cannot take rows of {target.x.shape[-1]} columns: {problem}") from problem
+
+def check_data(x, y) -> tuple:  # -> (rows, d), (rows,): NumPy arrays of JAX's default floating type
     "Finite numbers, as many labels as rows, at least one of each."
     x, y = np.asarray(x), np.asarray(y)
     if x.ndim != 2 or 0 in x.shape: raise ValueError(f"x must be (rows, columns) with at least one of each, got shape {x.shape}")
@@ -122,7 +129,7 @@ class Stack(NamedTuple):
 
 def stack_batches(batches: Iterator, num: int) -> Stack:
     "The next `num` batches of an iterator, checked and stacked."
-    taken = [check_rows(*batch) for batch in islice(batches, check_count("num", num))]
+    taken = [check_data(*batch) for batch in islice(batches, check_count("num", num))]
     if len(taken) < num: raise BatchesEnded(f"the iterator of batches ended after {len(taken)} of {num} batches: let it start over, as itertools.cycle does")
     shapes = {batch[0].shape for batch in taken}
     if len(shapes) > 1: raise ValueError(f"all batches must have the same shape, got {sorted(shapes)}; drop the last, smaller one")

@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['jitted_advance', 'jitted_begin', 'jitted_accept', 'jitted_start', 'FORMAT', 'DataScore', 'Record', 'ModelFit', 'Run',
-           'engine_of', 'call_oracle', 'grow_on_data', 'first_state', 'fit_model', 'gather_rows', 'run_growth',
-           'as_model_fit', 'add_particles', 'save_fit', 'describe', 'digest', 'read_fit', 'load_fit', 'restore_state']
+           'engine_of', 'call_oracle', 'grow_on_data', 'first_state', 'fit_model', 'gather_rows', 'posterior_on',
+           'run_growth', 'as_model_fit', 'add_particles', 'save_fit', 'describe', 'digest', 'read_fit', 'load_fit',
+           'restore_state']
 
 # %% ../nbs/practice/86_fit_model.ipynb #79d83559
 import hashlib, json, time, warnings, zipfile
@@ -16,11 +17,12 @@ import jax, jax.numpy as jnp, numpy as np, optax
 from tqdm import tqdm
 from .checks import Layout, check_count, check_positive, layout_of, pytree_dataclass
 from .embedding import ParticleEmbedding
+from .files import whole_file
 from .fitting import show_progress
 from .frank_wolfe import Components, State, accept, capacity_for, init, with_capacity
 from .growth import ADAM, BatchOracle, Flock, advance, begin, propose, sound_particles
 from .kernel import RBF, median_lengthscale
-from .model import BatchesEnded, Model, Posterior, check_rows, posterior, stack_batches
+from .model import BatchesEnded, Model, Posterior, check_data, posterior, stack_batches
 from .oracle import Problem
 from .step import ConstantStep, StepRule
 
@@ -149,9 +151,9 @@ def fit_model(
     y=None,  # (rows,)
     *,
     num_particles: int = 20,
-    particles_per_step: int = 5,  # that move together; 1 is the paper's
+    particles_per_step: int = 3,  # that move together; 1 is the paper's
     batch_size: int = 100,  # rows of a minibatch
-    first_steps: int = 60_000,  # of the first batch of particles, from the prior
+    first_steps: int = 100_000,  # of the first batch of particles, from the prior
     later_steps: int = 20_000,  # of each further one, from where the last stopped
     learning_rate: float = 0.01,  # at the start of the first batch
     later_rate: float = 0.005,  # at the start of each further one
@@ -171,7 +173,7 @@ def fit_model(
     for name, value in counts.items(): check_count(name, value)
     check_positive("learning_rate", learning_rate)
     rows, whole = gather_rows(x, y, batches, num_rows, score_rows, batch_size)
-    target = posterior(model, *rows["score"], chunk_size, whole if len(rows["score"][1]) < whole else None)
+    target = posterior_on(model, rows["score"], whole, chunk_size)
     layout = layout_of(jax.eval_shape(model.sample_prior, key))
     data = rows["draw"] or (jnp.zeros((0, 0)), jnp.zeros(0))
     oracle = BatchOracle(model, layout, *data, min(particles_per_step, num_particles), batch_size, whole, first_steps, later_steps,
@@ -187,13 +189,17 @@ def gather_rows(x, y, batches, num_rows, score_rows, batch_size) -> tuple:  # ->
     check_count("batch_size", batch_size)
     if score_rows is not None: check_count("score_rows", score_rows)
     if batches is None:
-        x, y = map(jnp.asarray, check_rows(x, y))
-        some = slice(None) if score_rows is None else np.random.default_rng(0).permutation(len(y))[:score_rows]
+        x, y = map(jnp.asarray, check_data(x, y))
+        some = slice(None) if score_rows is None or score_rows >= len(y) else np.random.default_rng(0).permutation(len(y))[:score_rows]
         return {"draw": (x, y), "score": (x[some], y[some])}, len(y)
     check_count("num_rows", num_rows)
     stack = stack_batches(batches, max(1, (score_rows or 1000) // batch_size))
     if stack.y.shape[1] != batch_size: raise ValueError(f"batches hold {stack.y.shape[1]} rows, batch_size is {batch_size}")
     return {"draw": None, "score": (stack.x.reshape(-1, stack.x.shape[-1])[:num_rows], stack.y.reshape(-1)[:num_rows])}, num_rows
+
+def posterior_on(model: Model, rows: tuple, whole: int, chunk_size: int) -> Posterior:
+    "The posterior of all rows, or an unbiased one from some of them."
+    return posterior(model, *rows, chunk_size, whole if len(rows[1]) < whole else None)
 
 # %% ../nbs/practice/86_fit_model.ipynb #bf3ed870
 def run_growth(key, model, oracle, make_parts, parts, state, num_particles, batches, monitor, every, progress, records) -> ModelFit:
@@ -233,14 +239,8 @@ def save_fit(result: ModelFit, path, notes=None) -> Path:
     arrays |= {"key": np.asarray(jax.random.key_data(result.key)), "positions": np.asarray(result.positions), "weights": np.asarray(result.weights),
                "lengthscale": np.asarray(result.parts.kernel.lengthscale)}
     header = json.dumps({"format": FORMAT, "arrays": sorted(arrays), "settings": settings, "notes": notes or {}, "layout": describe(oracle.layout), "capacity": len(result.state.means),
-                         "rows": digest(oracle.x, oracle.y), "records": [record._asdict() for record in result.records]})
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(path.name + ".part")
-    try:
-        with open(draft, "wb") as file:
-            np.savez(file, header=np.array(header), **arrays)
-        draft.replace(path)
-    finally: draft.unlink(missing_ok=True)
+                         "rows": digest(oracle.x, oracle.y), "score_rows": result.parts.embedding.score_fn.target.num_rows, "records": [record._asdict() for record in result.records]})
+    with whole_file(path) as file: np.savez(file, header=np.array(header), **arrays)
     return path
 
 # %% ../nbs/practice/86_fit_model.ipynb #ec930dd3
@@ -282,13 +282,13 @@ def load_fit(
 ) -> ModelFit:
     "A saved fit, ready to predict and to grow."
     header, arrays = read_fit(path)
-    x, y = map(jnp.asarray, check_rows(x, y))
     layout = layout_of(jax.eval_shape(model.sample_prior, jax.random.key(0)))
-    score = DataScore(posterior(model, x, y, chunk_size), layout)
     try:
         if header["layout"] != describe(layout): raise ValueError(f"it holds parameters {header['layout']}, the model has {describe(layout)}")
-        if header["rows"] != digest(x, y): raise ValueError(f"it was fitted to {header['settings']['num_rows']} rows that are not these {len(y)}")
-        oracle = BatchOracle(model, layout, x, y, optimizer=optimizer, **header["settings"])
+        rows, whole = gather_rows(x, y, None, None, header["score_rows"], header["settings"]["rows_per_step"])
+        if header["rows"] != digest(*rows["draw"]): raise ValueError(f"it was fitted to {header['settings']['num_rows']} rows that are not these {whole}")
+        score = DataScore(posterior_on(model, rows["score"], whole, chunk_size), layout)
+        oracle = BatchOracle(model, layout, *rows["draw"], optimizer=optimizer, **header["settings"])
         kernel = RBF(jnp.asarray(arrays["lengthscale"]))
         parts = Components(kernel, ParticleEmbedding(kernel, score, "alone"), oracle, step_rule)
         key, records = jax.random.wrap_key_data(jnp.asarray(arrays["key"])), tuple(Record(**record) for record in header["records"])

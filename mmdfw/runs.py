@@ -9,10 +9,10 @@ __all__ = ['Job', 'Loaded', 'load_job', 'make_monitor', 'run_fit', 'resume_fit',
 from pathlib import Path
 from typing import Callable, NamedTuple
 import jax, jax.numpy as jnp, matplotlib.pyplot as plt, numpy as np
-from .bench import versions, write_json
 from .bnn import mlp
 from .checks import check_choice, check_count
 from .data import Split, Table, load, split
+from .files import versions, whole_file, write_json
 from .logistic import Logistic
 from .metrics import classification_scores, plot_coverage, plot_reliability, regression_scores
 from .model import Model
@@ -111,5 +111,5 @@ def draw_run(loaded: Loaded, result: ModelFit, predictive, y: jax.Array, path: P
         left.set(xlabel="seconds", ylabel=f"test {'accuracy' if classes else 'RMSE'}", title=f"{title}: {len(result)} particles")
         if not classes: left.set_yscale("log")
         (plot_reliability if classes else plot_coverage)(predictive, y, right).set_title("calibration on the test rows")
-        figure.savefig(path)
+        with whole_file(path) as file: figure.savefig(file, format="png")
         plt.close(figure)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['System', 'StepRule', 'active', 'newcomers', 'move', 'ConstantStep', 'GreedyHerding', 'OpenLoop', 'line_search',
-           'LineSearch', 'inexact_decrease', 'fade', 'DecayEarly']
+           'LineSearch', 'pairwise_move', 'BlendedPairwise', 'inexact_decrease', 'fade', 'DecayEarly']
 
 # %% ../nbs/theory/40_step.ipynb #55a26379
 from dataclasses import field
@@ -101,6 +101,28 @@ class LineSearch(StepRule):
         best = self.alpha * line_search(system.weights, atom, system.gram, system.means)
         size = jnp.where(system.before == 0, 1.0, jnp.clip(best, 0.0, 1.0))  # the first particle takes all
         return move(system.weights, atom, size), size
+
+# %% ../nbs/theory/40_step.ipynb #7e92c3b5
+def pairwise_move(weights: jax.Array, atom: jax.Array, gram: jax.Array, means: jax.Array) -> jax.Array:
+    "Move weight from the worst particle in use to the best, if that promises at least as much as the atom."
+    slope, used = gram @ weights - means, weights > 0
+    away, local = jnp.argmax(jnp.where(used, slope, -jnp.inf)), jnp.argmin(jnp.where(used, slope, jnp.inf))
+    gap, square = slope[away] - slope[local], gram[away, away] - 2 * gram[away, local] + gram[local, local]
+    size = jnp.clip(gap / jnp.where(square > 0, square, 1.0), 0.0, weights[away])
+    better = (square > 0) & (gap >= (weights - atom) @ slope)
+    return jnp.where(better, weights.at[away].add(-size).at[local].add(size), weights)
+
+@pytree_dataclass
+class BlendedPairwise(StepRule):
+    "Pairwise moves among the particles in use, while they promise more than the newcomer; then line search. On the simplex."
+    max_moves: int = field(default=20, metadata=dict(static=True))  # pairwise moves in one step
+
+    def __post_init__(self): check_count("max_moves", self.max_moves)
+    def __call__(self, system):
+        atom, (gram, means) = newcomers(system), (system.gram, system.means)
+        weights = jax.lax.fori_loop(0, self.max_moves, lambda _, w: pairwise_move(w, atom, gram, means), system.weights)
+        size = jnp.where(system.before == 0, 1.0, jnp.clip(line_search(weights, atom, gram, means), 0.0, 1.0))
+        return move(weights, atom, size), size
 
 # %% ../nbs/theory/40_step.ipynb #b7faef41
 def inexact_decrease(

@@ -5,9 +5,9 @@ from mmdfw.fitting import fit
 
 
 def pytest_configure(config):
-    "Compiled code is kept in pytest's own cache directory: most of the suite's time is compilation."
+    "Compiled code is kept, by default in pytest's own cache directory: most of the suite's time is compilation."
     cache = getattr(config, "cache", None)
-    if cache is None: return
+    if cache is None or jax.config.jax_compilation_cache_dir: return
     jax.config.update("jax_compilation_cache_dir", str(cache.mkdir("jax")))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 

@@ -39,7 +39,7 @@ RNG = np.random.default_rng(0)
 X = RNG.normal(size=(40, 2))
 Y = 1.7 * X[:, 0] + 0.5 * RNG.normal(size=40)
 LABELS = (Y > 0).astype(float)
-SHORT = dict(first_steps=200, later_steps=100, batch_size=100, learning_rate=0.05, later_rate=0.05)
+SHORT = dict(particles_per_step=5, first_steps=200, later_steps=100, batch_size=100, learning_rate=0.05, later_rate=0.05)
 MODELS = {"logistic": (Logistic(2), LABELS), "network": (mlp(2, (3,), jnp.tanh), Y)}
 
 
@@ -574,6 +574,15 @@ def test_loading_compiles_nothing(grown, saved):
     assert again.parts.oracle.optimizer == grown.five.parts.oracle.optimizer
     again.add(10)
     assert model_fit.jitted_advance._cache_size() == before
+
+
+def test_load_knows_which_rows_were_scored(tmp_path):
+    some = fit_line(5, score_rows=10)
+    assert same(load_fit(some.save(tmp_path / "some.npz"), Line(), X, Y).add(5), some.add(5))
+
+
+def test_model_of_other_columns():
+    with pytest.raises(ValueError, match="BNN cannot take rows of 2 columns"): fit_model(KEY, mlp(3), X[:, :1].repeat(2, 1), Y, **SHORT)
 
 
 def test_load_where_the_last_batch_was_cut(grown, tmp_path):
