@@ -11,12 +11,15 @@ __all__ = ['assert_close', 'Cloud', 'importance_cloud', 'Embedding', 'ParticleEm
            'Oracle', 'PoolStarts', 'PriorStarts', 'Quadrature', 'ConstantStep', 'DecayEarly', 'LineSearch', 'OpenLoop',
            'StepRule', 'BNN', 'bnn', 'mlp', 'as_table', 'load', 'split', 'BatchOracle', 'Logistic',
            'BernoulliPredictive', 'GaussianPredictive', 'classification_scores', 'regression_scores', 'Model',
-           'Posterior', 'posterior', 'ModelFit', 'fit_model', 'load_fit']
+           'Posterior', 'posterior', 'ModelFit', 'fit_model', 'load_fit', 'Compressed', 'compress', 'Draws', 'nuts',
+           'sgld', 'MonteCarloOracle', 'NelderMeadOracle', 'PoolOracle', 'greedy_value', 'quadrature_value',
+           'BlendedPairwise']
 
 # %% ../nbs/practice/98_top.ipynb #fff6c854
 from .bnn import BNN, bnn, mlp
 from .checks import assert_close
 from .cloud import Cloud, importance_cloud
+from .compression import Compressed, compress
 from .data import as_table, load, split
 from .embedding import Embedding, ParticleEmbedding, SteinEmbedding, exact_embedding, reference_embedding
 from .fitting import Fit, fit
@@ -30,7 +33,9 @@ from .model import Model, Posterior, posterior
 from .model_fit import ModelFit, fit_model, load_fit
 from .oracle import GradientOracle, GridOracle, NearParticles, NearPoint, Oracle, PoolStarts, PriorStarts
 from .quadrature import Quadrature
-from .step import ConstantStep, DecayEarly, LineSearch, OpenLoop, StepRule
+from .samplers import Draws, nuts, sgld
+from .search import MonteCarloOracle, NelderMeadOracle, PoolOracle, greedy_value, quadrature_value
+from .step import BlendedPairwise, ConstantStep, DecayEarly, LineSearch, OpenLoop, StepRule
 
 # %% ../nbs/practice/98_top.ipynb #8aed4aef
 _all_ = ["assert_close", "Cloud", "importance_cloud", "Embedding", "ParticleEmbedding", "SteinEmbedding", "exact_embedding",
@@ -39,4 +44,6 @@ _all_ = ["assert_close", "Cloud", "importance_cloud", "Embedding", "ParticleEmbe
          "ksd2", "mmd2", "witness", "GradientOracle", "GridOracle", "NearParticles", "NearPoint", "Oracle", "PoolStarts",
          "PriorStarts", "Quadrature", "ConstantStep", "DecayEarly", "LineSearch", "OpenLoop", "StepRule",
          "BNN", "bnn", "mlp", "as_table", "load", "split", "BatchOracle", "Logistic", "BernoulliPredictive", "GaussianPredictive",
-         "classification_scores", "regression_scores", "Model", "Posterior", "posterior", "ModelFit", "fit_model", "load_fit"]
+         "classification_scores", "regression_scores", "Model", "Posterior", "posterior", "ModelFit", "fit_model", "load_fit",
+         "Compressed", "compress", "Draws", "nuts", "sgld", "MonteCarloOracle", "NelderMeadOracle", "PoolOracle", "greedy_value",
+         "quadrature_value", "BlendedPairwise"]
