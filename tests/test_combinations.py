@@ -56,7 +56,8 @@ def why_not(search: str, objective: str, embedding: str) -> str | None:
     "The reason, as the error says it, or None where the oracle can be asked."
     if embedding.startswith("particles"):  # sums over particles estimate the slope of mu_p; values that could be compared they are not
         if search == "pool": return "changes with the particles"
-        if search != "gradient" or objective != "linear": return "not values"
+        if search != "gradient": return "not values"
+        if objective != "linear": return "estimates its slopes"
     if embedding == "stein" and objective == "quadrature": return "mu_p = 0"
     return None
 
