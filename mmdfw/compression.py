@@ -73,6 +73,7 @@ def compress(
     parts = Components(kernel, embedding, oracle, step_rule)
     return run_compression(key, parts, pool, layout, num_particles, refine and points == "free", max_refinement_steps, show_progress(progress))
 
+# %% ../nbs/practice/88_compress.ipynb #05332a99
 def run_compression(key: jax.Array, parts: Components, pool: PoolStarts, layout, num_particles: int, refine: bool, max_steps: int, progress: bool) -> Compressed:
     "Growth from the best single draw, then refinement."
     first = pool.points[jnp.argmax(pool.means**2 / parts.kernel.diagonal(pool.features))]

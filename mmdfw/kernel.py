@@ -42,7 +42,7 @@ def shifted_distances(x: jax.Array, y: jax.Array) -> jax.Array:
     # lifted to zero in value only: `maximum` has derivative 1/2 at a tie
     return r2 + jax.lax.stop_gradient(jnp.maximum(r2, 0.0) - r2)
 
-jitted_distances = jax.jit(shifted_distances)  # called as it is, it would compile a dozen times
+jitted_distances = jax.jit(shifted_distances)  # else each operation is compiled by itself
 
 # %% ../nbs/theory/10_kernel.ipynb #84de3ea2
 def check_pair(x, y):

@@ -31,7 +31,7 @@ class GaussianMixture:
     means: Any  # (k, d)
     roots: Any  # (k, d, d): lower Cholesky factors of the covariances
 
-    @jax.jit  # called as it is, op by op, each of these would compile dozens of times
+    @jax.jit  # else each operation is compiled by itself
     def logdensity(self, x):
         return logsumexp(jnp.log(self.weights) + jax.vmap(log_normal, (None, 0, 0))(x, self.means, self.roots))
     @jax.jit

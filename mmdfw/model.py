@@ -93,6 +93,7 @@ def posterior(
     check_model(target)
     return target
 
+# %% ../nbs/practice/81_model.ipynb #93e66a0d
 def check_model(target: Posterior):
     "The model takes rows like these; tried on shapes alone."
     try: jax.eval_shape(lambda key: target(target.model.sample_prior(key)), jax.random.key(0))
