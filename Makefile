@@ -5,8 +5,10 @@ JOBS ?= 2
 BIN := $(CURDIR)/.venv/bin
 STAMP := .venv/.installed
 CPU := MPLBACKEND=agg JAX_PLATFORMS=$${JAX_PLATFORMS-cpu}
-# Compilation is most of what notebooks and tests do: each finds what another has compiled.
-COMPILED := JAX_COMPILATION_CACHE_DIR=$(CURDIR)/.jax_cache JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1
+# Compilation is most of what notebooks and tests do, of programs that run once. So each finds what another has
+# compiled, and the compiler optimises little; tests/test_compiler.py asks for the optimised programs users run.
+COMPILED := JAX_COMPILATION_CACHE_DIR=$(CURDIR)/.jax_cache JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1 \
+	JAX_DISABLE_MOST_OPTIMIZATIONS=1 XLA_FLAGS="--xla_cpu_use_fusion_emitters=false $$XLA_FLAGS"
 
 # nbdev_export silently does nothing while this is set.
 unexport IN_TEST
