@@ -18,9 +18,10 @@ from functools import lru_cache, partial
 from typing import Callable
 import jax, jax.numpy as jnp, numpy as np, optax
 from tqdm import tqdm
+from .checks import show_progress
 from .embedding import ExactRBF, ParticleEmbedding, exact_embedding
 from .files import versions, write_json
-from .fitting import Fit, fit, jitted_init, jitted_pool, jitted_room, jitted_step, show_progress
+from .fitting import Fit, fit, jitted_init, jitted_pool, jitted_room, jitted_step
 from .frank_wolfe import capacity_for
 from .kernel import RBF
 from .mixture import GaussianMixture, eleven_gaussians

@@ -5,9 +5,10 @@
 # %% auto #0
 __all__ = ['assert_close', 'pytree_dataclass', 'as_pytree_function', 'check_positive', 'check_count', 'check_choice',
            'check_points', 'check_weights', 'Layout', 'layout_of', 'FlatLogdensity', 'Score', 'ravel', 'FlatTarget',
-           'flatten_target', 'check_floating', 'check_logdensity']
+           'flatten_target', 'check_floating', 'check_logdensity', 'show_progress']
 
 # %% ../nbs/theory/00_checks.ipynb #84d538b7
+import os, sys
 from dataclasses import dataclass, fields
 from typing import Any, Callable, NamedTuple
 import jax, jax.numpy as jnp, numpy as np
@@ -167,3 +168,10 @@ def check_logdensity(logdensity: Callable, position: jax.Array):
     score = jax.grad(logdensity)(position)
     if not bool(jnp.all(jnp.isfinite(score))):
         raise ValueError(f"the gradient of logdensity_fn is not finite at the start {position}: {score}")
+
+# %% ../nbs/theory/00_checks.ipynb #763f9a44
+def show_progress(wanted=None) -> bool:
+    "On in a terminal or a notebook, off in tests, unless told."
+    if wanted is not None: return bool(wanted)
+    if os.environ.get("IN_TEST") or os.environ.get("PYTEST_CURRENT_TEST"): return False
+    return sys.stderr.isatty() or "ipykernel" in sys.modules

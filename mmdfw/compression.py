@@ -9,9 +9,9 @@ __all__ = ['Compressed', 'draw_pool', 'compress', 'run_compression']
 from dataclasses import dataclass
 from typing import Any
 import jax, jax.numpy as jnp
-from .checks import check_choice, check_count
+from .checks import check_choice, check_count, show_progress
 from .embedding import ReferenceEmbedding, reference_embedding
-from .fitting import History, as_history, grow, jitted_discrepancy, jitted_in_use, jitted_init, run_refinement, show_progress
+from .fitting import History, as_history, grow, jitted_discrepancy, jitted_in_use, jitted_init, run_refinement
 from .frank_wolfe import Components, capacity_for
 from .kernel import RBF, Kernel, median_lengthscale
 from .oracle import GradientOracle, PoolStarts, pool_starts

@@ -74,6 +74,7 @@ class ExactRBF(Embedding):
     mixture: GaussianMixture
     smooth: GaussianMixture  # the mixture convolved with the kernel
     double_integral: Any
+    error2: Any = 0.0
 
     def mean(self, points, particles=None):
         return jnp.exp(jax.vmap(self.smooth.logdensity)(points) + rbf_log_volume(self.kernel.lengthscale, points.shape[1]))
@@ -99,6 +100,7 @@ class FeatureEmbedding(Embedding):
     mean_features: Any  # (2D,)
     mixture: Any  # the target, as a place to look for starts
     double_integral: Any
+    error2: Any = 0.0
 
     def mean(self, points, particles=None): return self.kernel.features(points) @ self.mean_features
     def pool(self, key, num): return self.mixture.sample(key, num)
@@ -107,14 +109,15 @@ class FeatureEmbedding(Embedding):
 def exact_embedding(
     kernel,  # RBF or RandomFourier
     mixture: GaussianMixture,  # the target
+    error2=0.0,  # squared MMD of the mixture itself, where it only stands for the target; NaN where unknown
 ) -> Embedding:
     "The closed-form embedding of a Gaussian mixture."
     check_dimension(kernel, mixture.means.shape[1])
     if isinstance(kernel, RBF):
-        return ExactRBF(kernel, mixture, smoothed(mixture, kernel.lengthscale), rbf_double_integral(kernel, mixture))
+        return ExactRBF(kernel, mixture, smoothed(mixture, kernel.lengthscale), rbf_double_integral(kernel, mixture), error2)
     if isinstance(kernel, RandomFourier):
         features = characteristic_features(kernel, mixture)
-        return FeatureEmbedding(kernel, features, mixture, features @ features)
+        return FeatureEmbedding(kernel, features, mixture, features @ features, error2)
     raise ValueError(f"no closed form for {type(kernel).__name__} under a Gaussian mixture; RBF and RandomFourier have one")
 
 # %% ../nbs/theory/21_embedding.ipynb #e6c8f836

@@ -15,13 +15,14 @@ from typing import Any, Callable, NamedTuple
 import jax, jax.numpy as jnp, matplotlib.pyplot as plt, numpy as np, optax
 from tqdm import tqdm
 from .bench import jitted_judge, timed
-from .checks import check_choice, check_count, layout_of, ravel
+from .checks import check_choice, check_count, layout_of, ravel, show_progress
 from .compression import compress
 from .data import load, split
 from .embedding import SteinEmbedding, reference_embedding
 from .files import versions, write_json
-from .fitting import fit, grow, show_progress
+from .fitting import fit, grow
 from .frank_wolfe import Components, capacity_for, init
+from .gaussian import gaussian_approximation
 from .kernel import IMQ, RBF, Stein, median_lengthscale
 from .logistic import Logistic
 from .model import posterior
@@ -65,7 +66,7 @@ def make_case(key: jax.Array, data: str, num_rows: int, seed: int, num_particles
     prior = jax.vmap(model.sample_prior)(jax.random.split(start_key, num_particles))
     start = jax.tree.map(jnp.zeros_like, jax.eval_shape(model.sample_prior, start_key))
     target = posterior(model, x, y, len(y))
-    draws = nuts(judge_key, target, start, judge_draws).positions
+    draws = nuts(judge_key, target, start, judge_draws, progress=False).positions
     judge = reference_embedding(RBF(median_lengthscale(draws, divide_by_log=False)), draws)
     layout = layout_of(start)
     flat = lambda u: target(layout.unravel(u))
@@ -81,21 +82,24 @@ def evenly(positions: jax.Array, num: int) -> jax.Array:
     "`num` of them, evenly spaced."
     return positions[np.linspace(0, len(positions) - 1, num).round().astype(int)]
 
-def short_run(key, case: Case, effort: float):
-    "Four chains with a full mass matrix, since the weights are correlated."
-    return nuts(key, case.target, case.start, max(50, int(1000 * effort)), num_warmup=max(50, int(500 * effort)), dense=True)
+def short_run(key, case: Case, effort: float) -> tuple:  # -> Draws, evaluations
+    "Sixteen short chains in the coordinates of the nearest Gaussian."
+    near_key, key = jax.random.split(key)
+    near = gaussian_approximation(near_key, case.target, case.start, max(50, int(250 * effort)))
+    run = nuts(key, case.target, case.start, max(10, int(250 * effort)), 16, 50, gaussian=near, progress=False)
+    return run, near.evaluations + run.evaluations
 
 def by_nuts(key, case: Case, num: int, effort: float):
     "Draws of a short run."
-    draws = short_run(key, case, effort)
-    return evenly(draws.positions, num), None, draws.evaluations
+    draws, evaluations = short_run(key, case, effort)
+    return evenly(draws.positions, num), None, evaluations
 
 def by_compression(key, case: Case, num: int, effort: float):
     "The same run, compressed."
     draw_key, key = jax.random.split(key)
-    draws = short_run(draw_key, case, effort)
+    draws, evaluations = short_run(draw_key, case, effort)
     small = compress(key, draws.positions, num, progress=False)
-    return small.positions, small.weights, draws.evaluations
+    return small.positions, small.weights, evaluations
 
 # %% ../nbs/practice/97_logistic.ipynb #ffdcb555
 def by_fit(key, case: Case, num: int, effort: float):

@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any, Callable, Iterator, NamedTuple
 import jax, jax.numpy as jnp, numpy as np, optax
 from tqdm import tqdm
-from .checks import Layout, check_count, check_positive, layout_of, pytree_dataclass
+from .checks import Layout, check_count, check_positive, layout_of, pytree_dataclass, show_progress
 from .embedding import ParticleEmbedding
 from .files import whole_file
-from .fitting import show_progress
 from .frank_wolfe import Components, State, accept, capacity_for, init, with_capacity
 from .growth import ADAM, BatchOracle, Flock, advance, begin, propose, sound_particles
 from .kernel import RBF, median_lengthscale

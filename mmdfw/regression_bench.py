@@ -11,10 +11,9 @@ from typing import Callable
 import jax, matplotlib.pyplot as plt, numpy as np
 from tqdm import tqdm
 from .bnn import mlp
-from .checks import check_count
+from .checks import check_count, show_progress
 from .data import Split, load, split
 from .files import versions, write_json
-from .fitting import show_progress
 from .model_fit import ModelFit, fit_model
 from .plots import colors
 from .runs import make_monitor
