@@ -7,11 +7,10 @@ __all__ = ['MAX_CLOUD_DIMENSION', 'MAX_GAUSSIAN_DIMENSION', 'MIN_EFFICIENCY', 'M
            'jitted_sample', 'jitted_exact', 'NUTS_CHAINS', 'NUTS_DRAWS', 'NUTS_WARMUP', 'jitted_pool', 'jitted_step',
            'jitted_init', 'jitted_room', 'jitted_in_use', 'jitted_unravel', 'jitted_mmd2', 'jitted_discrepancy',
            'jitted_belief', 'Start', 'find_start', 'curvature_spread', 'hessian_diagonal', 'FlatPrior',
-           'default_kernel', 'rough_lengthscale', 'Setting', 'cloud_setting', 'find_gaussian', 'gaussian_setting',
-           'nuts_setting', 'choose_setting', 'checked_setting', 'given_setting', 'choose_oracle', 'choose_rule',
-           'next_step', 'grow', 'bar_count', 'grow_once', 'History', 'Context', 'as_history', 'Fit', 'into_support',
-           'in_use', 'own_mmd2', 'unravel', 'finish', 'run_refinement', 'fit', 'add', 'refine_fit', 'expectation',
-           'belief', 'sample']
+           'default_kernel', 'rough_lengthscale', 'Setting', 'cloud_setting', 'gaussian_setting', 'nuts_setting',
+           'choose_setting', 'checked_setting', 'given_setting', 'choose_oracle', 'choose_rule', 'next_step', 'grow',
+           'bar_count', 'grow_once', 'History', 'Context', 'as_history', 'Fit', 'into_support', 'in_use', 'own_mmd2',
+           'unravel', 'finish', 'run_refinement', 'fit', 'add', 'refine_fit', 'expectation', 'belief', 'sample']
 
 # %% ../nbs/theory/53_fit.ipynb #07e6d0f3
 import warnings
@@ -24,7 +23,7 @@ from .checks import FlatLogdensity, FlatTarget, Score, check_choice, check_count
 from .cloud import find_mode, importance_cloud, jitted_logs, laplace_root
 from .embedding import Embedding, ExactRBF, FeatureEmbedding, ParticleEmbedding, ReferenceEmbedding, SteinEmbedding, exact_embedding, reference_embedding
 from .frank_wolfe import Components, State, capacity_for, discrepancy, init, step, with_capacity
-from .gaussian import GaussianApproximation, gaussian_worth, nearest_gaussian
+from .gaussian import gaussian_worth, nearest_gaussian
 from .kernel import IMQ, RBF, Kernel, RandomFourier, Stein, squared_distances
 from .mmd import mmd2_from_parts
 from .oracle import GradientOracle, NearParticles, Oracle, PriorStarts, pool_starts
@@ -123,14 +122,10 @@ def cloud_setting(key: jax.Array, target: FlatTarget, start: Start, kernel, num_
     return Setting(kernel, reference_embedding(kernel, cloud.points, cloud.weights), name, cloud.evaluations, cloud.rejected), trusted
 
 # %% ../nbs/theory/53_fit.ipynb #7296c3ee
-def find_gaussian(key: jax.Array, target: FlatTarget, start: Start, num_evaluations: int) -> GaussianApproximation:
-    "The Gaussian nearest to the target, from the curvature at the start."
-    return nearest_gaussian(key, target.logdensity, start.position, start.spread, num_steps=max(100, num_evaluations // 16))
-
-def gaussian_setting(key: jax.Array, target: FlatTarget, start: Start, kernel, num_evaluations: int, why: str = "") -> Setting:
+def gaussian_setting(key: jax.Array, target: FlatTarget, start: Start, kernel, why: str = "") -> Setting:
     "The nearest Gaussian in place of the target; its own error is not known."
     fit_key, draw_key, worth_key = jax.random.split(key, 3)
-    found = find_gaussian(fit_key, target, start, num_evaluations)
+    found = nearest_gaussian(fit_key, target.logdensity, start.position, start.spread)
     draws, num = jitted_sample(found.mixture, draw_key, 2048), 512
     kernel = default_kernel(draws, np.full(len(draws), 1 / len(draws))) if kernel is None else kernel
     closed = isinstance(kernel, (RBF, RandomFourier))
@@ -144,13 +139,13 @@ jitted_exact = jax.jit(exact_embedding)
 # %% ../nbs/theory/53_fit.ipynb #470d062e
 NUTS_CHAINS, NUTS_DRAWS, NUTS_WARMUP = 16, 250, 50  # of embedding="nuts"
 
-def nuts_setting(key: jax.Array, target: FlatTarget, start: Start, kernel, num_evaluations: int, progress: bool) -> Setting:
+def nuts_setting(key: jax.Array, target: FlatTarget, start: Start, kernel, progress: bool) -> Setting:
     "Draws of short chains that walk in the nearest Gaussian's coordinates."
     if len(start.position) > MAX_GAUSSIAN_DIMENSION:
         raise ValueError(f'embedding="nuts" is for at most {MAX_GAUSSIAN_DIMENSION} dimensions, the target has {len(start.position)}; '
                          "run mmdfw.nuts yourself and give embedding=reference_embedding(kernel, draws)")
     fit_key, run_key = jax.random.split(key)
-    found = find_gaussian(fit_key, target, start, num_evaluations)
+    found = nearest_gaussian(fit_key, target.logdensity, start.position, start.spread, num_steps=500)  # the chains correct for the rest
     run = nuts(run_key, target.logdensity, start.position, NUTS_DRAWS, NUTS_CHAINS, NUTS_WARMUP, gaussian=found, progress=progress)
     kernel = default_kernel(run.positions, np.full(len(run), 1 / len(run))) if kernel is None else kernel
     worth = min(float(np.median(run.ess)), len(run))
@@ -167,12 +162,12 @@ def choose_setting(key: jax.Array, target: FlatTarget, start: Start, kernel, emb
         setting, trusted = cloud_setting(key, target, start, kernel, num_evaluations)
         if trusted or embedding == "cloud": return setting
         failed, key = setting, jax.random.fold_in(key, 1)
-    if embedding == "nuts": return nuts_setting(key, target, start, kernel, num_evaluations, progress)
+    if embedding == "nuts": return nuts_setting(key, target, start, kernel, progress)
     if embedding == "stein":
         kernel = kernel if isinstance(kernel, Stein) else Stein(kernel or IMQ(rough_lengthscale(start)), score)
         return Setting(kernel, SteinEmbedding(), "Stein", 0, 0)
     if embedding == "gaussian" or (embedding == "auto" and d <= MAX_GAUSSIAN_DIMENSION):
-        setting = gaussian_setting(key, target, start, kernel, num_evaluations, " (the importance cloud failed)" if failed else "")
+        setting = gaussian_setting(key, target, start, kernel, " (the importance cloud failed)" if failed else "")
         return setting._replace(evaluations=setting.evaluations + failed.evaluations, rejected=failed.rejected) if failed else setting
     kernel = kernel or RBF(rough_lengthscale(start))
     return Setting(kernel, ParticleEmbedding(kernel, score, "alone"), "the particles themselves", 0, 0)
@@ -384,7 +379,7 @@ def fit(
     step_rule: StepRule = None,  # Bayesian quadrature if None; constant steps for the particle embedding
     start: str = "map",  # "prior", "given"
     prior: Callable = None,  # key -> position, for start="prior"
-    num_evaluations: int = 4096,  # of the importance cloud, or scores for the nearest Gaussian
+    num_evaluations: int = 4096,  # of the importance cloud
     refine: bool = True,  # move all particles together after growth
     max_refinement_steps: int = 300,
     progress: bool = None,  # on in a terminal or notebook if None

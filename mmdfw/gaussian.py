@@ -7,47 +7,45 @@ __all__ = ['jitted_bound', 'path_gradients', 'factor_of', 'climb_bound', 'Gaussi
            'gaussian_worth', 'gaussian_approximation']
 
 # %% ../nbs/theory/23_gaussian.ipynb #59b56784
+import warnings
 from typing import Callable, NamedTuple
 import jax, jax.numpy as jnp, numpy as np, optax
-from jax.scipy.linalg import solve_triangular
 from .checks import check_count, check_points, check_positive, flatten_target
 from .cloud import as_root, effective_sample_size, find_mode, jitted_logs, laplace_root, normalised_weights, sobol_normal
 from .mixture import GaussianMixture
 
 # %% ../nbs/theory/23_gaussian.ipynb #9a1cef8d
 def path_gradients(
-    scores: jax.Array,  # (n, d): of the target, at mean + factor noise
-    factor: jax.Array,  # (d, d), lower triangular
+    scores: jax.Array,  # (n, d): of the target at mean + factor noise, times the factor
     noise: jax.Array,  # (n, d)
 ) -> tuple:  # (d,), (d, d): which way the mean and the factor should go
-    "The target's score less the Gaussian's own, averaged along the draws."
-    pull = scores + solve_triangular(factor, noise.T, lower=True, trans=1).T
+    "The target's score less the Gaussian's own, averaged along the draws, in the Gaussian's coordinates."
+    pull = scores + noise
     good = jnp.all(jnp.isfinite(pull), 1, keepdims=True)
     pull, count = jnp.where(good, pull, 0.0), jnp.maximum(jnp.sum(good), 1)
     return jnp.sum(pull, 0) / count, jnp.tril(pull.T @ noise) / count
 
 # %% ../nbs/theory/23_gaussian.ipynb #a62e0719
 def factor_of(shape: jax.Array) -> jax.Array:  # (d, d) -> (d, d)
-    "A lower triangular matrix from any: its diagonal is a logarithm."
+    "A lower triangular matrix with a positive diagonal: one plus `shape`, to first order."
     return jnp.tril(shape, -1) + jnp.diag(jnp.exp(jnp.diagonal(shape)))
 
-def climb_bound(key: jax.Array, logdensity: Callable, centre: jax.Array, root: jax.Array, num_steps: int, num_draws: int, rate) -> tuple:  # -> mean, factor, bounds
-    "Adam on the bound, in the coordinates of the first guess."
-    look = jax.vmap(jax.value_and_grad(lambda u: logdensity(centre + root @ u)))
-    optimizer, d = optax.adam(optax.cosine_decay_schedule(rate, num_steps)), len(centre)
+def climb_bound(key: jax.Array, logdensity: Callable, centre: jax.Array, root: jax.Array, num_steps: int, num_draws: int, rate) -> tuple:  # -> mean, root, bounds
+    "Adam on the bound, in the coordinates of the Gaussian that has been reached."
+    look, d = jax.vmap(jax.value_and_grad(logdensity)), len(centre)
+    optimizer = optax.adam(optax.cosine_decay_schedule(rate, num_steps))
     def body(carry, key):
-        (mean, shape), state = carry
-        factor, half = factor_of(shape), jax.random.normal(key, (num_draws // 2, d), centre.dtype)
+        mean, factor, state = carry
+        half = jax.random.normal(key, (num_draws // 2, d), centre.dtype)
         noise = jnp.concatenate([half, -half])
         logs, scores = look(mean + noise @ factor.T)
-        to_mean, to_factor = path_gradients(scores, factor, noise)
-        to_shape = to_factor * jnp.where(jnp.eye(d, dtype=bool), factor, 1.0)
-        updates, state = optimizer.update((-to_mean, -to_shape), state)
-        entropy = jnp.trace(shape) + jnp.sum(jnp.log(jnp.diagonal(root))) + 0.5 * d * (1 + jnp.log(2 * jnp.pi))
-        return (optax.apply_updates((mean, shape), updates), state), jnp.mean(logs, where=jnp.isfinite(logs)) + entropy
-    first = (jnp.zeros_like(centre), jnp.zeros_like(root))
-    ((mean, shape), _), bounds = jax.lax.scan(body, (first, optimizer.init(first)), jax.random.split(key, num_steps))
-    return centre + root @ mean, root @ factor_of(shape), bounds
+        uphill = path_gradients(scores @ factor, noise)
+        (shift, shape), state = optimizer.update(jax.tree.map(jnp.negative, uphill), state)
+        entropy = jnp.sum(jnp.log(jnp.diagonal(factor))) + 0.5 * d * (1 + jnp.log(2 * jnp.pi))
+        return (mean + factor @ shift, factor @ factor_of(shape), state), jnp.mean(logs, where=jnp.isfinite(logs)) + entropy
+    first = (centre, root, optimizer.init((centre, root)))
+    (mean, factor, _), bounds = jax.lax.scan(body, first, jax.random.split(key, num_steps))
+    return mean, factor, bounds
 
 jitted_bound = jax.jit(climb_bound, static_argnums=(1, 4, 5))
 
@@ -67,18 +65,23 @@ def nearest_gaussian(
     logdensity: Callable,  # (d,) -> scalar, up to a constant
     centre: jax.Array,  # (d,): the first guess, best the mode
     root=None,  # (d, d) Cholesky factor of its covariance, or (d,) widths; identity if None
-    num_steps: int = 500,
+    num_steps: int = 1000,
     num_draws: int = 16,  # for each step, in pairs
-    rate: float = 0.03,  # of Adam at first, in units of the first guess
+    rate: float = None,  # of Adam at first, in standard deviations: 0.35 / sqrt(d), at most 0.1, if None
 ) -> GaussianApproximation:
-    "Variational inference with a full covariance, from a first guess."
+    "Variational inference with a full covariance, from a first guess; that guess itself, with a warning, where no climb succeeds."
     check_count("num_steps", num_steps)
     if check_count("num_draws", num_draws, 2) % 2: raise ValueError(f"num_draws must be even, since draws come in pairs, got {num_draws}")
-    check_positive("rate", rate)
     centre = jnp.asarray(centre)
+    rate = check_positive("rate", min(0.1, 0.35 * len(centre) ** -0.5) if rate is None else rate)
     check_points("centre", np.asarray(centre)[None])
-    root = jnp.asarray(as_root(root, len(centre)), centre.dtype)
-    mean, root, bounds = jitted_bound(key, logdensity, centre, root, num_steps, num_draws, rate)
+    guess = jnp.asarray(as_root(root, len(centre)), centre.dtype)
+    mean, root, bounds = jitted_bound(key, logdensity, centre, guess, num_steps, num_draws, rate)
+    few = -(-num_steps // 10)
+    higher = np.mean(bounds[-few:]) > np.mean(bounds[:few]) - np.std(bounds[-few:])  # false for NaN, too
+    if not (higher and np.isfinite(mean).all() and np.isfinite(root).all()):
+        warnings.warn("the search for the nearest Gaussian went astray, the first guess is kept; give a smaller rate or more draws", stacklevel=2)
+        mean, root = centre, guess
     return GaussianApproximation(mean, root, np.asarray(bounds), 2 * num_steps * num_draws)
 
 # %% ../nbs/theory/23_gaussian.ipynb #b24aaa05
@@ -101,7 +104,7 @@ def gaussian_approximation(
     key: jax.Array,
     logdensity_fn: Callable,  # log density up to a constant, of a pytree like `position`
     position,  # a pytree of floating arrays: where the search for the mode begins
-    num_steps: int = 500,
+    num_steps: int = 1000,
     num_draws: int = 16,  # scores for each step
 ) -> GaussianApproximation:  # of the position as one vector
     "The nearest Gaussian to a distribution known up to a constant."
