@@ -207,10 +207,12 @@ def grow(
     with tqdm(total=num_particles, initial=int(state.particles.count), disable=not progress, unit="particle", desc="growing") as bar:
         try:
             while bar_count(state) < num_particles:
+                rejected = int(state.rejected)
                 state, info = grow_once(key, parts, state, num_particles)
                 infos.append(info)
                 if not bool(info.accepted):
-                    warnings.warn(f"every start of the oracle met non-finite values: stopped with {bar_count(state)} of {num_particles} particles", stacklevel=3)
+                    reason = "every start of the oracle met non-finite values" if int(state.rejected) > rejected else "the oracle has nothing new to offer"
+                    warnings.warn(f"{reason}: stopped with {bar_count(state)} of {num_particles} particles", stacklevel=3)
                     break
                 bar.set_postfix_str(f"discrepancy {float(info.discrepancy):.2e}", refresh=False)
                 bar.update(bar_count(state) - bar.n)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Components', 'State', 'Info', 'empty_state', 'Row', 'look_at', 'append', 'reweigh', 'check_parts', 'init',
-           'discrepancy', 'step', 'accept', 'frank_wolfe', 'with_capacity', 'capacity_for']
+           'discrepancy', 'step', 'accept', 'take_in', 'frank_wolfe', 'with_capacity', 'capacity_for']
 
 # %% ../nbs/theory/50_frank_wolfe.ipynb #68cf99ef
 from typing import Any, NamedTuple
@@ -136,11 +136,7 @@ def accept(parts: Components, state: State, answer: Proposal, most: int = 2**31 
     before, w = state.particles.count, state.particles.weights
     gap = w @ state.gram @ w - w @ state.means - answer.best_known
     valid = answer.valid & (before + jnp.arange(len(answer.valid)) < most)
-    add = lambda s: jax.lax.scan(lambda s, x: append(parts, s, *x), s, (answer.points, valid))
-    if answer.again is None: (grown, jitter), moved = add(state), False
-    else:
-        moved = answer.again >= 0  # then nothing is new, and nothing is looked at
-        grown, jitter = jax.lax.cond(moved, lambda s: (s, jnp.zeros(len(valid), s.means.dtype)), add, state)
+    grown, jitter, moved = take_in(parts, state, answer, valid)
     grown, size = reweigh(parts, grown, before, answer.again)
     accepted = (grown.particles.count > before) | moved
     new = jax.tree.map(lambda a, b: jnp.where(accepted, a, b), grown, state)
@@ -149,6 +145,13 @@ def accept(parts: Components, state: State, answer: Proposal, most: int = 2**31 
     delta = jnp.where(jnp.isnan(gap), gap, oracle_accuracy(jnp.min(answer.values), answer.best_known))
     return new, Info(accepted, new.particles.count, discrepancy(parts, new), gap, jnp.asarray(size, gap.dtype), delta,
                      jnp.max(jitter), new.evaluations, new.rejected)
+
+def take_in(parts: Components, state: State, answer: Proposal, valid: jax.Array) -> tuple:  # -> State, jitters, bool
+    "The answer's points as particles of weight zero; nothing where the answer is a particle that is there already."
+    add = lambda s: jax.lax.scan(lambda s, x: append(parts, s, *x), s, (answer.points, valid))
+    if answer.again is None: return *add(state), False
+    known = answer.again >= 0
+    return *jax.lax.cond(known, lambda s: (s, jnp.zeros(len(valid), s.means.dtype)), add, state), known
 
 # %% ../nbs/theory/50_frank_wolfe.ipynb #b2ef13a0
 def frank_wolfe(

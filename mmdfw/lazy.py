@@ -39,6 +39,7 @@ class LazyMemory(NamedTuple):
 class Seen(NamedTuple):
     "The best of what is at hand."
     along: jax.Array  # <v, mu_q>
+    rounding: jax.Array  # gaps below it are none
     value: jax.Array  # <v, k(x, .)> at the best point
     number: jax.Array  # of that point: particles first, then the cache
     point: jax.Array  # (d,)
@@ -48,14 +49,16 @@ def look_up(cache: PoolStarts, problem: Problem, left: jax.Array) -> Seen:
     "The particle, or cached point, where the linear objective is smallest."
     particles, points = problem.particles, problem.particles.position
     used = jnp.arange(len(particles.weights)) < particles.count
-    slope = problem.kernel.gram(particles.features, particles.features) @ particles.weights - problem.means
-    along, values = particles.weights @ jnp.where(used, slope, 0.0), jnp.where(used, slope, jnp.inf)
+    drawn = problem.kernel.gram(particles.features, particles.features) @ particles.weights
+    slope, size = drawn - problem.means, jnp.abs(drawn) + jnp.abs(problem.means)
+    along, rounding = (weights @ jnp.where(used, each, 0.0) for weights, each in ((particles.weights, slope), (jnp.abs(particles.weights), size)))
+    values = jnp.where(used, slope, jnp.inf)
     if cache is not None:
         known = cache_values(cache, lmo_value, problem)[1]
         values = jnp.append(values, jnp.where(left & jnp.isfinite(known), known, jnp.inf))
         points = jnp.concatenate([points, cache.points])
     best = jnp.argmin(values)
-    return Seen(along, values[best], best, points[best])
+    return Seen(along, 10 * jnp.finfo(values.dtype).eps * rounding, values[best], best, points[best])
 
 # %% ../nbs/theory/61_lazy.ipynb #61a2c013
 @pytree_dataclass
@@ -75,7 +78,8 @@ class LazyOracle(Oracle):
         check_search(self, problem)
         memory = self.first_memory() if problem.memory is None else problem.memory
         seen = look_up(self.cache, problem, memory.left)
-        good = (seen.along - seen.value >= memory.threshold / self.accuracy) & (memory.in_a_row < self.max_in_a_row)
+        gap = seen.along - seen.value
+        good = (gap >= memory.threshold / self.accuracy) & (gap > seen.rounding) & (memory.in_a_row < self.max_in_a_row)
         return jax.lax.cond(good, lambda: at_hand(problem, memory, seen), lambda: ask_behind(self, key, problem, memory, seen))
 
 def check_lazy(oracle: LazyOracle):
@@ -107,15 +111,17 @@ def ask_behind(oracle: LazyOracle, key: jax.Array, problem: Problem, memory: Laz
     key = jax.random.fold_in(key, memory.positive_calls + memory.negative_calls)  # the loop's key may be the same twice
     answer = oracle.oracle(key, problem._replace(memory=memory.behind))
     value = jnp.where(answer.valid[0], answer.values[0], jnp.inf)
-    (again, left), worse = take_seen(problem, memory, seen), seen.value < value
-    known = same_particle(problem, answer.points[0])
     best = jnp.minimum(value, seen.value)
-    threshold, met = next_threshold(memory.threshold, seen.along - best, oracle.accuracy)
+    gains = seen.along - best > seen.rounding  # else moving to what is there already would change nothing, for ever
+    (again, left), worse = take_seen(problem, memory, seen), gains & (seen.value < value)
+    known = same_particle(problem, answer.points[0])
+    threshold, met = next_threshold(memory.threshold, seen.along - best, oracle.accuracy, gains)
     memory = LazyMemory(threshold, jnp.where(worse, left, memory.left), memory.cache_calls, memory.positive_calls + met,
                         memory.negative_calls + ~met, jnp.zeros((), jnp.int32), answer.memory)
-    again = jnp.where(worse, again, known)
-    return as_counts(Proposal(jnp.where(worse, seen.point, answer.points[0])[None], best[None], (jnp.isfinite(best) & (again < 0))[None],
-                              jnp.minimum(answer.best_known, best), answer.evaluations, answer.rejected, None, again), memory)
+    new = jnp.where(worse, again < 0, answer.valid[0] & (known < 0))
+    again = jnp.where(gains, jnp.where(worse, again, known), -1)
+    return as_counts(Proposal(jnp.where(worse, seen.point, answer.points[0])[None], best[None], new[None], jnp.minimum(answer.best_known, best),
+                              answer.evaluations, answer.rejected, None, again), memory)
 
 def same_particle(problem: Problem, point: jax.Array) -> jax.Array:
     "Number of the particle at exactly this point, -1 if there is none."
@@ -123,11 +129,12 @@ def same_particle(problem: Problem, point: jax.Array) -> jax.Array:
     same = jnp.all(particles.position == point, 1) & (jnp.arange(len(particles.weights)) < particles.count)
     return jnp.where(jnp.any(same), jnp.argmax(same), -1).astype(jnp.int32)
 
-def next_threshold(threshold: jax.Array, gap: jax.Array, accuracy) -> tuple:  # -> Phi, whether it was met
-    "Phi_0 = gap / 2; a gap below Phi / K lowers Phi to min(gap, Phi / 2)."
+def next_threshold(threshold: jax.Array, gap: jax.Array, accuracy, gains=True) -> tuple:  # -> Phi, whether it was met
+    "Phi_0 = gap / 2; a gap below Phi / K lowers Phi to min(gap, Phi / 2). Where nothing is to gain, Phi stays."
     now = jnp.where(jnp.isinf(threshold), gap / 2, threshold)
     met = gap >= now / accuracy
-    return jnp.where(met, now, jnp.minimum(gap, now / 2)).astype(threshold.dtype), met
+    new = jnp.where(met, now, jnp.minimum(gap, now / 2)).astype(threshold.dtype)
+    return jnp.where(gains, new, threshold), met & gains
 
 # %% ../nbs/theory/61_lazy.ipynb #61a2c039
 def lazy_delta(
