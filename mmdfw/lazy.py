@@ -32,7 +32,7 @@ class LazyMemory(NamedTuple):
     left: jax.Array  # (m,) bool: cached points that are not particles yet
     cache_calls: jax.Array  # answers from what was at hand: particles or cache
     positive_calls: jax.Array  # the oracle was asked and met the threshold
-    negative_calls: jax.Array  # it was asked and did not: the threshold fell
+    negative_calls: jax.Array  # it did not, and the threshold fell
     in_a_row: jax.Array  # cache calls since the oracle was asked last
     behind: Any  # the memory of the oracle behind it
 
@@ -117,7 +117,7 @@ def ask_behind(oracle: LazyOracle, key: jax.Array, problem: Problem, memory: Laz
     known = same_particle(problem, answer.points[0])
     threshold, met = next_threshold(memory.threshold, seen.along - best, oracle.accuracy, gains)
     memory = LazyMemory(threshold, jnp.where(worse, left, memory.left), memory.cache_calls, memory.positive_calls + met,
-                        memory.negative_calls + ~met, jnp.zeros((), jnp.int32), answer.memory)
+                        memory.negative_calls + (gains & ~met), jnp.zeros((), jnp.int32), answer.memory)
     new = jnp.where(worse, again < 0, answer.valid[0] & (known < 0))
     again = jnp.where(gains, jnp.where(worse, again, known), -1)
     return as_counts(Proposal(jnp.where(worse, seen.point, answer.points[0])[None], best[None], new[None], jnp.minimum(answer.best_known, best),
