@@ -13,10 +13,12 @@ __all__ = ['assert_close', 'Cloud', 'importance_cloud', 'GaussianApproximation',
            'as_table', 'load', 'split', 'BatchOracle', 'Logistic', 'BernoulliPredictive', 'GaussianPredictive',
            'classification_scores', 'regression_scores', 'Model', 'Posterior', 'posterior', 'ModelFit', 'fit_model',
            'load_fit', 'Compressed', 'compress', 'Draws', 'nuts', 'sgld', 'MonteCarloOracle', 'NelderMeadOracle',
-           'PoolOracle', 'greedy_value', 'quadrature_value', 'BlendedPairwise']
+           'PoolOracle', 'greedy_value', 'quadrature_value', 'BlendedPairwise', 'CachedOracle', 'cached_oracle',
+           'cloud_around', 'LazyOracle', 'certified_mmd']
 
 # %% ../nbs/practice/98_top.ipynb #fff6c854
 from .bnn import BNN, bnn, mlp
+from .cache import CachedOracle, cached_oracle, cloud_around
 from .checks import assert_close
 from .cloud import Cloud, importance_cloud
 from .compression import Compressed, compress
@@ -26,6 +28,7 @@ from .fitting import Fit, fit
 from .gaussian import GaussianApproximation, gaussian_approximation
 from .growth import BatchOracle
 from .kernel import IMQ, RBF, InverseLog, Kernel, RandomFourier, ScoreIMQ, Stein, ksd_lengthscale, median_lengthscale, random_fourier
+from .lazy import LazyOracle, certified_mmd
 from .logistic import Logistic
 from .metrics import BernoulliPredictive, GaussianPredictive, classification_scores, regression_scores
 from .mixture import GaussianMixture, eleven_gaussians, gaussian_mixture
@@ -47,4 +50,4 @@ _all_ = ["assert_close", "Cloud", "importance_cloud", "GaussianApproximation", "
          "BNN", "bnn", "mlp", "as_table", "load", "split", "BatchOracle", "Logistic", "BernoulliPredictive", "GaussianPredictive",
          "classification_scores", "regression_scores", "Model", "Posterior", "posterior", "ModelFit", "fit_model", "load_fit",
          "Compressed", "compress", "Draws", "nuts", "sgld", "MonteCarloOracle", "NelderMeadOracle", "PoolOracle", "greedy_value",
-         "quadrature_value", "BlendedPairwise"]
+         "quadrature_value", "BlendedPairwise", "CachedOracle", "cached_oracle", "cloud_around", "LazyOracle", "certified_mmd"]

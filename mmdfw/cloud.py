@@ -294,6 +294,7 @@ def importance_cloud(
     num_evaluations: int = 4096,  # log densities, all rounds together
     num_pilots: int = 6,  # rounds that find the proposal, with two fifths of the budget; the last round is the cloud
     max_components: int = 16,  # of the adapted mixture
+    proposal: GaussianMixture = None,  # of the first round; a ladder of scales around the centre if None
 ) -> Cloud:
     "Adaptive importance sampling on Sobol points."
     check_count("num_pilots", num_pilots)
@@ -303,7 +304,7 @@ def importance_cloud(
     check_points("centre", np.asarray(centre)[None])
     rng, dtype = np.random.default_rng(np.asarray(jax.random.key_data(key)).ravel()), centre.dtype
     evaluate = lambda x: jitted_logs(logdensity, x)
-    first = scale_ladder(np.asarray(centre, float), as_root(root, len(centre)))
+    first = proposal or scale_ladder(np.asarray(centre, float), as_root(root, len(centre)))
     pilot = 2 * num_evaluations // (5 * num_pilots)
     rounds, proposal = run_pilots(rng, evaluate, first, pilot, num_pilots, max_components, dtype)
     last = draw_round(rng, evaluate, proposal, num_evaluations - num_pilots * pilot, dtype)

@@ -9,8 +9,9 @@ __all__ = ['MAX_CLOUD_DIMENSION', 'MAX_GAUSSIAN_DIMENSION', 'MIN_EFFICIENCY', 'M
            'jitted_belief', 'Start', 'find_start', 'curvature_spread', 'hessian_diagonal', 'FlatPrior',
            'default_kernel', 'rough_lengthscale', 'Setting', 'cloud_setting', 'gaussian_setting', 'nuts_setting',
            'choose_setting', 'checked_setting', 'given_setting', 'choose_oracle', 'choose_rule', 'next_step', 'grow',
-           'bar_count', 'grow_once', 'History', 'Context', 'as_history', 'Fit', 'into_support', 'in_use', 'own_mmd2',
-           'unravel', 'finish', 'run_refinement', 'fit', 'add', 'refine_fit', 'expectation', 'belief', 'sample']
+           'bar_count', 'close_enough', 'grow_once', 'History', 'Context', 'as_history', 'Fit', 'into_support',
+           'in_use', 'own_mmd2', 'unravel', 'finish', 'run_refinement', 'fit', 'check_gap', 'add', 'refine_fit',
+           'expectation', 'belief', 'sample']
 
 # %% ../nbs/theory/53_fit.ipynb #07e6d0f3
 import warnings
@@ -19,10 +20,10 @@ from typing import Any, Callable, NamedTuple
 import jax, jax.numpy as jnp, numpy as np
 from scipy.spatial.distance import pdist
 from tqdm import tqdm
-from .checks import FlatLogdensity, FlatTarget, Score, check_choice, check_count, flatten_target, ravel, show_progress
+from .checks import FlatLogdensity, FlatTarget, Score, check_choice, check_count, check_positive, flatten_target, ravel, show_progress
 from .cloud import find_mode, importance_cloud, jitted_logs, laplace_root
 from .embedding import Embedding, ExactRBF, FeatureEmbedding, ParticleEmbedding, ReferenceEmbedding, SteinEmbedding, exact_embedding, reference_embedding
-from .frank_wolfe import Components, State, capacity_for, discrepancy, init, step, with_capacity
+from .frank_wolfe import Components, Info, State, capacity_for, discrepancy, init, step, with_capacity
 from .gaussian import gaussian_worth, nearest_gaussian
 from .kernel import IMQ, RBF, Kernel, RandomFourier, Stein, squared_distances
 from .mmd import mmd2_from_parts
@@ -231,24 +232,32 @@ def grow(
     state: State,
     num_particles: int,  # in total
     progress: bool = False,
+    gap_tolerance: float = None,  # stop where no single particle promises more
 ) -> tuple:  # -> State, list of Info
-    "Add particles until there are `num_particles`, or the oracle fails, or the user interrupts."
+    "Add particles until there are `num_particles`, or the gap is small, or the oracle fails, or the user interrupts."
     infos = []
     with tqdm(total=num_particles, initial=int(state.particles.count), disable=not progress, unit="particle", desc="growing") as bar:
         try:
             while bar_count(state) < num_particles:
+                rejected = int(state.rejected)
                 state, info = grow_once(key, parts, state, num_particles)
                 infos.append(info)
                 if not bool(info.accepted):
-                    warnings.warn(f"every start of the oracle met non-finite values: stopped with {bar_count(state)} of {num_particles} particles", stacklevel=3)
+                    reason = "every start of the oracle met non-finite values" if int(state.rejected) > rejected else "the oracle has nothing new to offer"
+                    warnings.warn(f"{reason}: stopped with {bar_count(state)} of {num_particles} particles", stacklevel=3)
                     break
                 bar.set_postfix_str(f"discrepancy {float(info.discrepancy):.2e}", refresh=False)
                 bar.update(bar_count(state) - bar.n)
+                if gap_tolerance is not None and close_enough(info, gap_tolerance): break
         except KeyboardInterrupt:
             warnings.warn(f"interrupted: {bar_count(state)} of {num_particles} particles are kept", stacklevel=3)
     return state, infos
 
 def bar_count(state: State) -> int: return int(state.particles.count)
+
+def close_enough(info: Info, gap_tolerance: float) -> bool:
+    "The gap says so, and the step that measured it has made nothing worse; a gap that nobody measured is NaN."
+    return bool(info.gap <= gap_tolerance) and not bool(info.discrepancy > gap_tolerance)
 
 # %% ../nbs/theory/53_fit.ipynb #1a496e7c
 def grow_once(key: jax.Array, parts: Components, state: State, most: int) -> tuple:  # -> State, Info
@@ -262,7 +271,7 @@ class History(NamedTuple):
     "One entry for each step of the growth."
     count: np.ndarray  # particles
     discrepancy: np.ndarray  # MMD^2 by the embedding, or KSD^2
-    gap: np.ndarray  # duality gap at the oracle's answer
+    gap: np.ndarray  # duality gap before the step, at the best point that the oracle has seen; NaN where it has not looked
     step_size: np.ndarray
     delta: np.ndarray  # the oracle's accuracy
     jitter: np.ndarray
@@ -306,7 +315,7 @@ class Fit:
     @property
     def embedding_name(self): return self.context.embedding_name
     def expectation(self, f): return expectation(self, f)
-    def add(self, num, progress=None): return add(self, num, progress)
+    def add(self, num, progress=None, gap_tolerance=None): return add(self, num, progress, gap_tolerance)
     def refine(self, max_steps=300, progress=None): return refine_fit(self, max_steps, progress)
     def sample(self, key, num): return sample(self, key, num)
 
@@ -382,29 +391,40 @@ def fit(
     num_evaluations: int = 4096,  # of the importance cloud
     refine: bool = True,  # move all particles together after growth
     max_refinement_steps: int = 300,
+    gap_tolerance: float = None,  # stop before num_particles once the duality gap, an upper bound of MMD^2, is this small
     progress: bool = None,  # on in a terminal or notebook if None
 ) -> Fit:
     "Approximate a distribution known up to a constant by weighted particles."
     check_count("num_particles", num_particles)
     check_count("max_refinement_steps", max_refinement_steps)
     check_choice("start", start, ("map", "prior", "given"))
+    if gap_tolerance is not None: check_positive("gap_tolerance", gap_tolerance)
     target, progress = flatten_target(logdensity_fn, position), show_progress(progress)
     start_key, cloud_key, pool_key, grow_key = jax.random.split(key, 4)
     first = find_start(start_key, target, start, prior)
     setting = choose_setting(cloud_key, target, first, kernel, embedding, num_evaluations, progress)
+    check_gap(gap_tolerance, setting.embedding)
     oracle = oracle or choose_oracle(pool_key, setting, target, start, prior)
     parts = Components(setting.kernel, setting.embedding, oracle, choose_rule(setting.embedding, step_rule))
     context = Context(grow_key, target, first.evaluations + setting.evaluations, setting.name, refine, max_refinement_steps)
     state = jitted_init(parts, first.position[None], capacity_for(1))
-    state, infos = grow(grow_key, parts, state._replace(rejected=state.rejected + setting.rejected), num_particles, progress)
+    state, infos = grow(grow_key, parts, state._replace(rejected=state.rejected + setting.rejected), num_particles, progress, gap_tolerance)
     return finish(parts, state, as_history(infos, context.evaluations), context, progress)
 
+def check_gap(gap_tolerance, embedding: Embedding):
+    "A gap needs values of mu_p."
+    if gap_tolerance is None: return
+    check_positive("gap_tolerance", gap_tolerance)
+    if not embedding.fixed:
+        raise ValueError(f"gap_tolerance={gap_tolerance} needs values of mu_p, and {type(embedding).__name__} estimates its slopes: give embedding='cloud', 'stein' or a reference set")
+
 # %% ../nbs/theory/53_fit.ipynb #c1f22bbc
-def add(result: Fit, num: int, progress=None) -> Fit:
-    "`num` more particles: the same as if they had been asked for at once."
+def add(result: Fit, num: int, progress=None, gap_tolerance: float = None) -> Fit:
+    "`num` more particles, or fewer if the gap gets small: the same as if they had been asked for at once."
     check_count("num", num)
     parts, context, progress = result.parts, result.context, show_progress(progress)
-    state, infos = grow(context.key, parts, result.state, int(result.state.particles.count) + num, progress)
+    check_gap(gap_tolerance, parts.embedding)
+    state, infos = grow(context.key, parts, result.state, int(result.state.particles.count) + num, progress, gap_tolerance)
     fresh = as_history(infos, context.evaluations)
     history = History(*(np.concatenate(pair) for pair in zip(result.history, fresh))) if infos else result.history
     return finish(parts, state, history, context, progress)

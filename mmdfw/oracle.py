@@ -27,6 +27,7 @@ class Problem(NamedTuple):
     particles: Particles
     factor: Any = None  # (capacity, capacity): Cholesky factor of the Gram matrix, for objectives that weigh all particles anew
     means: Any = None  # (capacity,): mu_p at the particles, for the same
+    memory: Any = None  # what the oracle remembers of its earlier calls
 
 def model_mean(problem: Problem, points: jax.Array) -> jax.Array:  # (m, d) -> (m,)
     "mu_q: the kernel mean of the particles found so far."
@@ -52,11 +53,15 @@ class Proposal(NamedTuple):
     best_known: jax.Array  # the smallest value the oracle has seen anywhere, to judge its accuracy by
     evaluations: jax.Array  # target evaluations taken
     rejected: jax.Array  # starts, or grid nodes, given up for non-finite values
+    memory: Any = None  # what to remember until the next call
+    again: Any = None  # number of the particle to move to instead of a new point, -1 for none; None: there are always new points
 
 class Oracle:
     "Contract: key, problem -> Proposal of `batch_size` points."
     batch_size = 1
+    revisits = False  # may answer with a particle that is there already
     def __call__(self, key, problem: Problem) -> Proposal: raise NotImplementedError
+    def first_memory(self): return None  # what it remembers before its first call
 
 # %% ../nbs/theory/30_oracle.ipynb #c41d7f02
 def check_objective(objective: Callable):

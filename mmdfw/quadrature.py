@@ -123,6 +123,7 @@ class Quadrature(StepRule):
     "Bayesian quadrature weights: full correction of all weights at every step."
     constraint: str = field(default="free", metadata=dict(static=True))  # or "sum_to_one", "simplex"
     remembers = False
+    descends = True
 
     def __post_init__(self): check_choice("constraint", self.constraint, ("free", "sum_to_one", "simplex"))
     def __call__(self, system):

@@ -21,10 +21,12 @@ class System(NamedTuple):
     factor: jax.Array  # (capacity, capacity): lower Cholesky factor of the Gram matrix, the identity outside
     before: jax.Array  # particles before the step
     count: jax.Array  # particles after it
+    again: Any = None  # number of an old particle to move to, -1 for none; None: always to the new ones
 
 class StepRule:
     "Contract: a System -> all new weights and the step size (NaN where there is none)."
     remembers = True  # the new weights are built from the old ones; False for full correction
+    descends = False  # never raises MMD^2, whatever the oracle answers
     def __call__(self, system: System): raise NotImplementedError  # -> (capacity,), scalar
 
 # %% ../nbs/theory/40_step.ipynb #72524912
@@ -33,11 +35,12 @@ def active(system: System) -> jax.Array:  # (capacity,) bool
     return jnp.arange(len(system.weights)) < system.count
 
 def newcomers(system: System) -> jax.Array:  # (capacity,)
-    "The atom to move to: the new particles in equal parts, the paper's g. With none, stay where you are."
+    "The atom to move to: the new particles in equal parts, the paper's g, or an old one. With none, stay where you are."
     new = active(system) & (jnp.arange(len(system.weights)) >= system.before)
     number = jnp.sum(new)
     equal = new / jnp.maximum(number, 1).astype(system.weights.dtype)
-    return jnp.where(number > 0, equal, system.weights)
+    atom = jnp.where(number > 0, equal, system.weights)
+    return atom if system.again is None else jnp.where(system.again >= 0, jnp.arange(len(atom)) == system.again, atom)
 
 def move(weights: jax.Array, atom: jax.Array, size) -> jax.Array:
     "(1 - size) q + size g: the Frank-Wolfe step"
@@ -92,6 +95,7 @@ def line_search(
 class LineSearch(StepRule):
     "The best step on [0, 1]; `alpha` in (0, 2) multiplies it, to study steps that are not exact."
     alpha: Any = 1.0
+    descends = True
 
     def __post_init__(self):
         if not isinstance(self.alpha, jax.core.Tracer) and not 0 < self.alpha < 2:
@@ -116,6 +120,7 @@ def pairwise_move(weights: jax.Array, atom: jax.Array, gram: jax.Array, means: j
 class BlendedPairwise(StepRule):
     "Pairwise moves among the particles in use, while they promise more than the newcomer; then line search. On the simplex."
     max_moves: int = field(default=20, metadata=dict(static=True))  # pairwise moves in one step
+    descends = True
 
     def __post_init__(self): check_count("max_moves", self.max_moves)
     def __call__(self, system):
