@@ -20,7 +20,7 @@ from .embedding import ParticleEmbedding
 from .files import whole_file
 from .fitting import show_progress
 from .frank_wolfe import Components, State, accept, capacity_for, init, with_capacity
-from .growth import ADAM, BatchOracle, Flock, advance, begin, propose, sound_particles
+from .growth import ADAM, BatchOracle, Flock, begin, propose, sound_particles
 from .kernel import RBF, median_lengthscale
 from .model import BatchesEnded, Model, Posterior, check_data, posterior, stack_batches
 from .oracle import Problem
@@ -88,7 +88,7 @@ class Run:
         self.bar.set_postfix_str(" ".join([f"n={len(weights)}", *(f"{name}={value:.4g}" for name, value in found.items())]), refresh=False)
         self.asked, self.since = self.seconds, time.perf_counter()
 
-jitted_advance, jitted_begin = jax.jit(advance), jax.jit(begin)
+jitted_advance, jitted_begin = jax.jit(lambda oracle, *piece: oracle.advance(*piece)), jax.jit(begin)
 jitted_accept = jax.jit(lambda parts, state, flock, most: accept(parts, state, propose(parts.oracle, Problem(parts.kernel, parts.embedding, state.particles), flock), most))
 jitted_start = jax.jit(init, static_argnums=2)
 
