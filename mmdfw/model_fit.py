@@ -24,6 +24,7 @@ from .growth import ADAM, BatchOracle, Flock, begin, propose, sound_particles
 from .kernel import RBF, median_lengthscale
 from .model import BatchesEnded, Model, Posterior, check_data, posterior, stack_batches
 from .oracle import Problem
+from .parallel import divide_work
 from .step import ConstantStep, StepRule
 
 # %% ../nbs/practice/86_fit_model.ipynb #cd0c8110
@@ -164,6 +165,7 @@ def fit_model(
     num_rows: int = None,  # of the whole data set, with `batches`
     score_rows: int = None,  # rows that scores of accepted particles are taken on, all if None
     chunk_size: int = 4096,  # rows looked at together for those scores: memory
+    workers=None,  # a mesh of devices that share each minibatch, or `Blocks` of coordinates (PBC-MMD-FW)
     monitor: Callable = None,  # (particles, weights) -> dict of numbers, for the records and the progress bar
     monitor_every: float = 2.0,  # seconds between two looks during the first batch
     progress: bool = None,  # on in a terminal or notebook if None
@@ -178,6 +180,7 @@ def fit_model(
     data = rows["draw"] or (jnp.zeros((0, 0)), jnp.zeros(0))
     oracle = BatchOracle(model, layout, *data, min(particles_per_step, num_particles), batch_size, whole, first_steps, later_steps,
                          learning_rate, later_rate, schedule, optimizer, min(500, first_steps, later_steps))
+    oracle = divide_work(oracle, workers)
     score = DataScore(target, layout)
     make_parts = lambda kernel: Components(kernel, ParticleEmbedding(kernel, score, "alone"), oracle, step_rule)
     return run_growth(key, model, oracle, make_parts, None, None, num_particles, batches, monitor, monitor_every, progress, ())
@@ -279,6 +282,7 @@ def load_fit(
     step_rule: StepRule = ConstantStep(),
     optimizer: optax.GradientTransformation = ADAM,
     chunk_size: int = 4096,
+    workers=None,  # as in `fit_model`; files hold no devices
 ) -> ModelFit:
     "A saved fit, ready to predict and to grow."
     header, arrays = read_fit(path)
@@ -288,7 +292,7 @@ def load_fit(
         rows, whole = gather_rows(x, y, None, None, header["score_rows"], header["settings"]["rows_per_step"])
         if header["rows"] != digest(*rows["draw"]): raise ValueError(f"it was fitted to {header['settings']['num_rows']} rows that are not these {whole}")
         score = DataScore(posterior_on(model, rows["score"], whole, chunk_size), layout)
-        oracle = BatchOracle(model, layout, *rows["draw"], optimizer=optimizer, **header["settings"])
+        oracle = divide_work(BatchOracle(model, layout, *rows["draw"], optimizer=optimizer, **header["settings"]), workers)
         kernel = RBF(jnp.asarray(arrays["lengthscale"]))
         parts = Components(kernel, ParticleEmbedding(kernel, score, "alone"), oracle, step_rule)
         key, records = jax.random.wrap_key_data(jnp.asarray(arrays["key"])), tuple(Record(**record) for record in header["records"])
