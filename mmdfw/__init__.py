@@ -13,7 +13,8 @@ __all__ = ['assert_close', 'Cloud', 'importance_cloud', 'Embedding', 'ParticleEm
            'BernoulliPredictive', 'GaussianPredictive', 'classification_scores', 'regression_scores', 'Model',
            'Posterior', 'posterior', 'ModelFit', 'fit_model', 'load_fit', 'Compressed', 'compress', 'Draws', 'nuts',
            'sgld', 'MonteCarloOracle', 'NelderMeadOracle', 'PoolOracle', 'greedy_value', 'quadrature_value',
-           'BlendedPairwise']
+           'BlendedPairwise', 'BlockOracle', 'Blocks', 'ShardedStarts', 'make_mesh', 'shard_rows', 'fit_across',
+           'posterior_across']
 
 # %% ../nbs/practice/98_top.ipynb #fff6c854
 from .bnn import BNN, bnn, mlp
@@ -21,6 +22,7 @@ from .checks import assert_close
 from .cloud import Cloud, importance_cloud
 from .compression import Compressed, compress
 from .data import as_table, load, split
+from .distributed import fit_across, posterior_across
 from .embedding import Embedding, ParticleEmbedding, SteinEmbedding, exact_embedding, reference_embedding
 from .fitting import Fit, fit
 from .growth import BatchOracle
@@ -32,6 +34,7 @@ from .mmd import ksd2, mmd2, witness
 from .model import Model, Posterior, posterior
 from .model_fit import ModelFit, fit_model, load_fit
 from .oracle import GradientOracle, GridOracle, NearParticles, NearPoint, Oracle, PoolStarts, PriorStarts
+from .parallel import BlockOracle, Blocks, ShardedStarts, make_mesh, shard_rows
 from .quadrature import Quadrature
 from .samplers import Draws, nuts, sgld
 from .search import MonteCarloOracle, NelderMeadOracle, PoolOracle, greedy_value, quadrature_value
@@ -46,4 +49,4 @@ _all_ = ["assert_close", "Cloud", "importance_cloud", "Embedding", "ParticleEmbe
          "BNN", "bnn", "mlp", "as_table", "load", "split", "BatchOracle", "Logistic", "BernoulliPredictive", "GaussianPredictive",
          "classification_scores", "regression_scores", "Model", "Posterior", "posterior", "ModelFit", "fit_model", "load_fit",
          "Compressed", "compress", "Draws", "nuts", "sgld", "MonteCarloOracle", "NelderMeadOracle", "PoolOracle", "greedy_value",
-         "quadrature_value", "BlendedPairwise"]
+         "quadrature_value", "BlendedPairwise", "BlockOracle", "Blocks", "ShardedStarts", "make_mesh", "shard_rows", "fit_across", "posterior_across"]
