@@ -14,7 +14,8 @@ __all__ = ['assert_close', 'Cloud', 'importance_cloud', 'GaussianApproximation',
            'classification_scores', 'regression_scores', 'Model', 'Posterior', 'posterior', 'ModelFit', 'fit_model',
            'load_fit', 'Compressed', 'compress', 'Draws', 'nuts', 'sgld', 'MonteCarloOracle', 'NelderMeadOracle',
            'PoolOracle', 'greedy_value', 'quadrature_value', 'BlendedPairwise', 'CachedOracle', 'cached_oracle',
-           'cloud_around', 'LazyOracle', 'certified_mmd']
+           'cloud_around', 'LazyOracle', 'certified_mmd', 'BlockOracle', 'Blocks', 'ShardedStarts', 'make_mesh',
+           'shard_rows', 'fit_across', 'posterior_across']
 
 # %% ../nbs/practice/98_top.ipynb #fff6c854
 from .bnn import BNN, bnn, mlp
@@ -23,6 +24,7 @@ from .checks import assert_close
 from .cloud import Cloud, importance_cloud
 from .compression import Compressed, compress
 from .data import as_table, load, split
+from .distributed import fit_across, posterior_across
 from .embedding import Embedding, ParticleEmbedding, SteinEmbedding, exact_embedding, reference_embedding
 from .fitting import Fit, fit
 from .gaussian import GaussianApproximation, gaussian_approximation
@@ -36,6 +38,7 @@ from .mmd import ksd2, mmd2, witness
 from .model import Model, Posterior, posterior
 from .model_fit import ModelFit, fit_model, load_fit
 from .oracle import GradientOracle, GridOracle, NearParticles, NearPoint, Oracle, PoolStarts, PriorStarts
+from .parallel import BlockOracle, Blocks, ShardedStarts, make_mesh, shard_rows
 from .quadrature import Quadrature
 from .samplers import Draws, nuts, sgld
 from .search import MonteCarloOracle, NelderMeadOracle, PoolOracle, greedy_value, quadrature_value
@@ -50,4 +53,5 @@ _all_ = ["assert_close", "Cloud", "importance_cloud", "GaussianApproximation", "
          "BNN", "bnn", "mlp", "as_table", "load", "split", "BatchOracle", "Logistic", "BernoulliPredictive", "GaussianPredictive",
          "classification_scores", "regression_scores", "Model", "Posterior", "posterior", "ModelFit", "fit_model", "load_fit",
          "Compressed", "compress", "Draws", "nuts", "sgld", "MonteCarloOracle", "NelderMeadOracle", "PoolOracle", "greedy_value",
-         "quadrature_value", "BlendedPairwise", "CachedOracle", "cached_oracle", "cloud_around", "LazyOracle", "certified_mmd"]
+         "quadrature_value", "BlendedPairwise", "CachedOracle", "cached_oracle", "cloud_around", "LazyOracle", "certified_mmd",
+         "BlockOracle", "Blocks", "ShardedStarts", "make_mesh", "shard_rows", "fit_across", "posterior_across"]

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ADAM', 'batch_direction', 'Flock', 'BatchOracle', 'check_batch_oracle', 'begin', 'rate_at', 'flock_lengthscale',
-           'advance', 'run_call', 'propose', 'sound_particles']
+           'move', 'advance', 'run_call', 'propose', 'sound_particles']
 
 # %% ../nbs/practice/85_growth.ipynb #32430c4a
 from dataclasses import field
@@ -63,6 +63,8 @@ class BatchOracle(Oracle):
 
     def __post_init__(self): check_batch_oracle(self)
     def __call__(self, key, problem): return run_call(self, key, problem)
+    def advance(self, *piece): return advance(self, *piece)  # oracles that divide the work (notebook 62) have their own
+    def rows(self, numbers): return self.x[numbers], self.y[numbers]
 
 # %% ../nbs/practice/85_growth.ipynb #27b54efb
 def check_batch_oracle(oracle: BatchOracle):
@@ -93,6 +95,14 @@ def flock_lengthscale(r2: jax.Array, used: jax.Array, before: Flock) -> jax.Arra
     return jnp.where(before.taken == 0, jnp.where(h > 0, h, 1.0), before.lengthscale)
 
 # %% ../nbs/practice/85_growth.ipynb #ae6f7b9a
+def move(oracle: BatchOracle, flock: Flock, frozen: jax.Array, used: jax.Array, scores: jax.Array, r2: jax.Array, sound: jax.Array, total, peak) -> Flock:
+    "One step of the flock, given its scores and squared distances."
+    width = flock_lengthscale(r2, used, flock)
+    direction = batch_direction(jnp.concatenate([flock.positions, frozen]), jnp.where(sound[:, None], scores, 0.0), used, r2, width)
+    updates, memory = oracle.optimizer.update(-direction, flock.memory, flock.positions)
+    positions = flock.positions - rate_at(oracle, flock.taken, total, peak) * updates
+    return Flock(positions, memory, flock.taken + 1, flock.rejected + ~sound, width)
+
 def advance(
     oracle: BatchOracle,
     key: jax.Array,
@@ -108,16 +118,11 @@ def advance(
     drawn = draw_rows(key, rows, (oracle.piece, oracle.rows_per_step)) if stack is None else stack
     slope = jax.grad(lambda u, x, y: minibatch_logdensity(oracle.model, oracle.layout.unravel(u), x, y, rows))
     def body(flock, batch):
-        x, y = (oracle.x[batch], oracle.y[batch]) if stack is None else batch
+        x, y = oracle.rows(batch) if stack is None else batch
         scores = jax.vmap(slope, (0, None, None))(flock.positions, x, y)
         sound = jnp.all(jnp.isfinite(scores), 1)
-        everyone = jnp.concatenate([flock.positions, frozen])
-        r2 = squared_distances(flock.positions, everyone)
-        width = flock_lengthscale(r2, used, flock)
-        direction = batch_direction(everyone, jnp.where(sound[:, None], scores, 0.0), used, r2, width)
-        updates, memory = oracle.optimizer.update(-direction, flock.memory, flock.positions)
-        positions = flock.positions - rate_at(oracle, flock.taken, total, peak) * updates
-        return Flock(positions, memory, flock.taken + 1, flock.rejected + ~sound, width), None
+        r2 = squared_distances(flock.positions, jnp.concatenate([flock.positions, frozen]))
+        return move(oracle, flock, frozen, used, scores, r2, sound, total, peak), None
     return jax.lax.scan(body, flock, drawn)[0]
 
 # %% ../nbs/practice/85_growth.ipynb #20140ec8
@@ -126,7 +131,7 @@ def run_call(oracle: BatchOracle, key: jax.Array, problem: Problem) -> Proposal:
     particles, pieces = problem.particles, -(-oracle.later_steps // oracle.piece)
     begin_key, walk_key = jax.random.split(key)
     used = (jnp.arange(len(particles.weights)) < particles.count).astype(particles.position.dtype)
-    walk = lambda flock, i: (advance(oracle, jax.random.fold_in(walk_key, i), flock, particles.position, used, oracle.later_steps, oracle.later_rate), None)
+    walk = lambda flock, i: (oracle.advance(jax.random.fold_in(walk_key, i), flock, particles.position, used, oracle.later_steps, oracle.later_rate), None)
     return propose(oracle, problem, jax.lax.scan(walk, begin(oracle, begin_key, particles), jnp.arange(pieces))[0])
 
 def propose(oracle: BatchOracle, problem: Problem, flock: Flock) -> Proposal:

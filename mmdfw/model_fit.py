@@ -19,10 +19,11 @@ from .checks import Layout, check_count, check_positive, layout_of, pytree_datac
 from .embedding import ParticleEmbedding
 from .files import whole_file
 from .frank_wolfe import Components, State, accept, capacity_for, init, with_capacity
-from .growth import ADAM, BatchOracle, Flock, advance, begin, propose, sound_particles
+from .growth import ADAM, BatchOracle, Flock, begin, propose, sound_particles
 from .kernel import RBF, median_lengthscale
 from .model import BatchesEnded, Model, Posterior, check_data, posterior, stack_batches
 from .oracle import Problem
+from .parallel import divide_work
 from .step import ConstantStep, StepRule
 
 # %% ../nbs/practice/86_fit_model.ipynb #cd0c8110
@@ -87,7 +88,7 @@ class Run:
         self.bar.set_postfix_str(" ".join([f"n={len(weights)}", *(f"{name}={value:.4g}" for name, value in found.items())]), refresh=False)
         self.asked, self.since = self.seconds, time.perf_counter()
 
-jitted_advance, jitted_begin = jax.jit(advance), jax.jit(begin)
+jitted_advance, jitted_begin = jax.jit(lambda oracle, *piece: oracle.advance(*piece)), jax.jit(begin)
 jitted_accept = jax.jit(lambda parts, state, flock, most: accept(parts, state, propose(parts.oracle, Problem(parts.kernel, parts.embedding, state.particles), flock), most))
 jitted_start = jax.jit(init, static_argnums=2)
 
@@ -163,6 +164,7 @@ def fit_model(
     num_rows: int = None,  # of the whole data set, with `batches`
     score_rows: int = None,  # rows that scores of accepted particles are taken on, all if None
     chunk_size: int = 4096,  # rows looked at together for those scores: memory
+    workers=None,  # a mesh of devices that share each minibatch, or `Blocks` of coordinates (PBC-MMD-FW)
     monitor: Callable = None,  # (particles, weights) -> dict of numbers, for the records and the progress bar
     monitor_every: float = 2.0,  # seconds between two looks during the first batch
     progress: bool = None,  # on in a terminal or notebook if None
@@ -177,6 +179,7 @@ def fit_model(
     data = rows["draw"] or (jnp.zeros((0, 0)), jnp.zeros(0))
     oracle = BatchOracle(model, layout, *data, min(particles_per_step, num_particles), batch_size, whole, first_steps, later_steps,
                          learning_rate, later_rate, schedule, optimizer, min(500, first_steps, later_steps))
+    oracle = divide_work(oracle, workers)
     score = DataScore(target, layout)
     make_parts = lambda kernel: Components(kernel, ParticleEmbedding(kernel, score, "alone"), oracle, step_rule)
     return run_growth(key, model, oracle, make_parts, None, None, num_particles, batches, monitor, monitor_every, progress, ())
@@ -278,6 +281,7 @@ def load_fit(
     step_rule: StepRule = ConstantStep(),
     optimizer: optax.GradientTransformation = ADAM,
     chunk_size: int = 4096,
+    workers=None,  # as in `fit_model`; files hold no devices
 ) -> ModelFit:
     "A saved fit, ready to predict and to grow."
     header, arrays = read_fit(path)
@@ -287,7 +291,7 @@ def load_fit(
         rows, whole = gather_rows(x, y, None, None, header["score_rows"], header["settings"]["rows_per_step"])
         if header["rows"] != digest(*rows["draw"]): raise ValueError(f"it was fitted to {header['settings']['num_rows']} rows that are not these {whole}")
         score = DataScore(posterior_on(model, rows["score"], whole, chunk_size), layout)
-        oracle = BatchOracle(model, layout, *rows["draw"], optimizer=optimizer, **header["settings"])
+        oracle = divide_work(BatchOracle(model, layout, *rows["draw"], optimizer=optimizer, **header["settings"]), workers)
         kernel = RBF(jnp.asarray(arrays["lengthscale"]))
         parts = Components(kernel, ParticleEmbedding(kernel, score, "alone"), oracle, step_rule)
         key, records = jax.random.wrap_key_data(jnp.asarray(arrays["key"])), tuple(Record(**record) for record in header["records"])
