@@ -54,12 +54,13 @@ def coordinate_names(position) -> tuple:  # of d
     leaves = [(f"position{jax.tree_util.keystr(path)}", jnp.shape(leaf)) for path, leaf in jax.tree_util.tree_leaves_with_path(position)]
     return tuple(name + (str(list(place)) if place else "") for name, shape in leaves for place in np.ndindex(shape))
 
-def warn_poor(result: Draws, max_rhat: float = 1.01, ess_per_chain: float = 100.0):
+def warn_poor(result: Draws, max_rhat: float = 1.01, least: float = 400.0):
     "Say which coordinates not to trust."
-    least, say = ess_per_chain * len(result.step_size), lambda text: warnings.warn(text, stacklevel=5)
+    say, num_draws = lambda text: warnings.warn(text, stacklevel=5), len(result) // len(result.step_size)
+    max_rhat = max(max_rhat, 1 + 5 / num_draws)  # short chains differ by chance
     high, low = np.flatnonzero(~(result.rhat <= max_rhat)), np.flatnonzero(~(result.ess >= least))
     worst = lambda where, value: f"{result.names[where[np.argmax(value[where])]]}"
-    if len(high): say(f"the chains do not agree: R-hat is above {max_rhat} for {len(high)} of {len(result.names)} coordinates, worst for "
+    if len(high): say(f"the chains do not agree: R-hat is above {max_rhat:.3g} for {len(high)} of {len(result.names)} coordinates, worst for "
                       f"{worst(high, result.rhat)} with {result.rhat.max():.3f}; warm up longer, or the target has several modes")
     if len(low): say(f"few effective draws: ESS is below {least:.0f} for {len(low)} of {len(result.names)} coordinates, worst for "
                      f"{worst(low, -result.ess)} with {result.ess.min():.0f}; draw more")
