@@ -157,22 +157,23 @@ def test_nuts_is_read_from_disk_and_only_where_nothing_changed(kept_folder, monk
     import mmdfw.samplers as module
     class Ran(Exception): pass
     def refuse(*_): raise Ran
-    monkeypatch.setattr(module, "jitted_chains", refuse)
+    monkeypatch.setattr(module, "run_chains", refuse)
     assert np.array_equal(small_nuts(kept_folder).positions, first.positions) and len(list(kept_folder.iterdir())) == files
     for change in (dict(function=lambda x: bell(x + 1e-3)), dict(spread=0.2), dict(target_acceptance=0.9), dict(dense=True)):
         with pytest.raises(Ran): small_nuts(kept_folder, **change)
 
 
-def made_up(rhat, ess, divergences=0):
+def made_up(rhat, ess, divergences=0, num=2000):
     position = {"level": jnp.zeros(()), "slopes": jnp.zeros(2)}
-    return Draws(None, jnp.zeros((40, 3)), np.array(rhat), np.array(ess), divergences, 0, np.ones(4), coordinate_names(position))
+    return Draws(None, jnp.zeros((num, 3)), np.array(rhat), np.array(ess), divergences, 0, np.ones(4), coordinate_names(position))
 
 
 @pytest.mark.parametrize("draws, texts", [
     (made_up([1.0, 1.0, 1.009], [400.0, 401, 5000]), []),
     (made_up([1.0, 1.02, 1.5], [500.0] * 3), [r"R-hat is above 1.01 for 2 of 3 coordinates, worst for position\['slopes'\]\[1\] with 1.500"]),
+    (made_up([1.0, 1.02, 1.0], [500.0] * 3, num=100), []),  # chains of 25 draws differ by chance
     (made_up([1.0] * 3, [399.0, 500, 500]), [r"ESS is below 400 for 1 of 3 coordinates, worst for position\['level'\] with 399"]),
-    (made_up([np.nan, 1.0, 1.0], [500.0, 500, np.nan], 3), ["R-hat is above 1.01 for 1 of 3", "ESS is below 400 for 1 of 3", "3 of 40 draws diverged"]),
+    (made_up([np.nan, 1.0, 1.0], [500.0, 500, np.nan], 3), ["R-hat is above 1.01 for 1 of 3", "ESS is below 400 for 1 of 3", "3 of 2000 draws diverged"]),
 ])
 def test_poor_draws_are_named(draws, texts):
     with warnings.catch_warnings(record=True) as caught:
