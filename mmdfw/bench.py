@@ -208,6 +208,7 @@ def bench_mixture(
             with jax.enable_x64(x64):
                 tables = quick_tables(seed, sizes, bar.update) if quick else {str(n): mixture_table(seed, num_seeds, n, 5000, bar.update) for n in sizes}
             result |= tables if x64 else {"float32": tables}
+            if out is not None: write_json(out, result)  # what is done is kept, whatever comes next
     result["falls_as_power_of_n"] = powers(result[str(sizes[0])]["mmd2"], result[str(sizes[-1])]["mmd2"], sizes[-1] / sizes[0])
     if not quick: result["seconds_per_particle"] = seconds_per_particle()
     if out is not None: write_json(out, result)
