@@ -86,7 +86,7 @@ def short_run(key, case: Case, effort: float) -> tuple:  # -> Draws, evaluations
     "Sixteen short chains in the coordinates of the nearest Gaussian."
     near_key, key = jax.random.split(key)
     near = gaussian_approximation(near_key, case.target, case.start, max(50, int(500 * effort)))
-    run = nuts(key, case.target, case.start, max(10, int(250 * effort)), 16, 50, gaussian=near, progress=False)
+    run = nuts(key, case.target, case.start, max(10, int(150 * effort)), 16, 50, gaussian=near, progress=False)
     return run, near.evaluations + run.evaluations
 
 def by_nuts(key, case: Case, num: int, effort: float):
