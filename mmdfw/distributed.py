@@ -110,6 +110,7 @@ class Across(NamedTuple):
     positions: np.ndarray  # (n, d)
     state: State
 
+# %% ../nbs/practice/78_distributed.ipynb #d9f9a7e9
 def fit_across(
     key: jax.Array,
     target: Posterior,  # from `posterior_across`, `spread` or `posterior`

@@ -15,7 +15,7 @@ __all__ = ['MAX_CLOUD_DIMENSION', 'MAX_GAUSSIAN_DIMENSION', 'MIN_EFFICIENCY', 'M
 
 # %% ../nbs/theory/53_fit.ipynb #07e6d0f3
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Callable, NamedTuple
 import jax, jax.numpy as jnp, numpy as np
 from scipy.spatial.distance import pdist
@@ -87,9 +87,10 @@ class FlatPrior:
     def __eq__(self, other): return isinstance(other, FlatPrior) and (self.prior, self.target.logdensity) == (other.prior, other.target.logdensity)
 
 # %% ../nbs/theory/53_fit.ipynb #7e5999f6
-def default_kernel(points: jax.Array, weights: jax.Array) -> RBF:
+def default_kernel(points: jax.Array, weights: jax.Array = None) -> RBF:
     "RBF with one lengthscale per dimension: the weighted standard deviation times the median scaled distance."
-    x, w = np.asarray(points, float), np.asarray(weights, float)  # NumPy: JAX would take a second to compile one median
+    x = np.asarray(points, float)  # NumPy: JAX would take a second to compile one median
+    w = np.full(len(x), 1 / len(x)) if weights is None else np.asarray(weights, float)
     sd = np.sqrt(w @ (x - w @ x) ** 2)
     sd = np.where(sd > 0, sd, 1.0)
     r2 = pdist((x / sd)[:: -(-len(x) // 200)], "sqeuclidean")
@@ -128,9 +129,9 @@ def gaussian_setting(key: jax.Array, target: FlatTarget, start: Start, kernel, w
     fit_key, draw_key, worth_key = jax.random.split(key, 3)
     found = nearest_gaussian(fit_key, target.logdensity, start.position, start.spread)
     draws, num = jitted_sample(found.mixture, draw_key, 2048), 512
-    kernel = default_kernel(draws, np.full(len(draws), 1 / len(draws))) if kernel is None else kernel
+    kernel = default_kernel(draws) if kernel is None else kernel
     closed = isinstance(kernel, (RBF, RandomFourier))
-    embedding = jitted_exact(kernel, found.mixture, jnp.nan) if closed else reference_embedding(kernel, draws)
+    embedding = jitted_exact(kernel, found.mixture, jnp.nan) if closed else replace(reference_embedding(kernel, draws), error2=jnp.nan)
     worth = gaussian_worth(worth_key, target.logdensity, found, num)
     return Setting(kernel, embedding, f"the nearest Gaussian{why}, {num} draws of it worth {num * worth:.0f} of the target", found.evaluations + num, 0)
 
@@ -148,10 +149,10 @@ def nuts_setting(key: jax.Array, target: FlatTarget, start: Start, kernel, progr
     fit_key, run_key = jax.random.split(key)
     found = nearest_gaussian(fit_key, target.logdensity, start.position, start.spread, num_steps=500)  # the chains correct for the rest
     run = nuts(run_key, target.logdensity, start.position, NUTS_DRAWS, NUTS_CHAINS, NUTS_WARMUP, gaussian=found, progress=progress)
-    kernel = default_kernel(run.positions, np.full(len(run), 1 / len(run))) if kernel is None else kernel
+    kernel = default_kernel(run.positions) if kernel is None else kernel
     worth = min(float(np.median(run.ess)), len(run))
     return Setting(kernel, reference_embedding(kernel, run.positions, effective_size=worth), f"{len(run)} draws of NUTS worth {worth:.0f}",
-                   found.evaluations + run.evaluations, 0)
+                   found.evaluations + 2 * run.evaluations, 0)  # each score of a chain comes with a log density
 
 # %% ../nbs/theory/53_fit.ipynb #7473f722
 def choose_setting(key: jax.Array, target: FlatTarget, start: Start, kernel, embedding, num_evaluations: int, progress: bool = False) -> Setting:
@@ -253,6 +254,7 @@ def grow(
             warnings.warn(f"interrupted: {bar_count(state)} of {num_particles} particles are kept", stacklevel=3)
     return state, infos
 
+# %% ../nbs/theory/53_fit.ipynb #ace670e2
 def bar_count(state: State) -> int: return int(state.particles.count)
 
 def close_enough(info: Info, gap_tolerance: float) -> bool:
@@ -411,6 +413,7 @@ def fit(
     state, infos = grow(grow_key, parts, state._replace(rejected=state.rejected + setting.rejected), num_particles, progress, gap_tolerance)
     return finish(parts, state, as_history(infos, context.evaluations), context, progress)
 
+# %% ../nbs/theory/53_fit.ipynb #23a1bf49
 def check_gap(gap_tolerance, embedding: Embedding):
     "A gap needs values of mu_p."
     if gap_tolerance is None: return

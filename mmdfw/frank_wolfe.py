@@ -36,6 +36,7 @@ class State(NamedTuple):
     rejected: jax.Array  # candidates given up so far
     memory: Any = None  # the oracle's
 
+# %% ../nbs/theory/50_frank_wolfe.ipynb #ea9c10b8
 class Info(NamedTuple):
     "What one step did."
     accepted: jax.Array  # bool: at least one particle was added, or moved to again

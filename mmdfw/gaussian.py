@@ -59,6 +59,7 @@ class GaussianApproximation(NamedTuple):
     @property
     def mixture(self): return GaussianMixture(jnp.ones(1, self.mean.dtype), self.mean[None], self.root[None])
 
+# %% ../nbs/theory/23_gaussian.ipynb #626939c2
 def nearest_gaussian(
     key: jax.Array,
     logdensity: Callable,  # (d,) -> scalar, up to a constant
@@ -72,8 +73,8 @@ def nearest_gaussian(
     check_count("num_steps", num_steps)
     if check_count("num_draws", num_draws, 2) % 2: raise ValueError(f"num_draws must be even, since draws come in pairs, got {num_draws}")
     centre = jnp.asarray(centre)
-    rate = check_positive("rate", min(0.1, 0.35 * len(centre) ** -0.5) if rate is None else rate)
     check_points("centre", np.asarray(centre)[None])
+    rate = check_positive("rate", min(0.1, 0.35 * len(centre) ** -0.5) if rate is None else rate)
     guess = jnp.asarray(as_root(root, len(centre)), centre.dtype)
     mean, root, bounds = jitted_bound(key, logdensity, centre, guess, num_steps, num_draws, rate)
     few = -(-num_steps // 10)
@@ -89,7 +90,7 @@ def gaussian_worth(
     logdensity: Callable,  # (d,) -> scalar
     gaussian: GaussianApproximation,
     num: int = 512,  # log densities
-) -> float:  # between 1 / num and 1
+) -> float:  # at most 1; 0 where the target is finite at none of them
     "Effective size of the Gaussian's importance weights, as a share of their number."
     rng = np.random.default_rng(np.asarray(jax.random.key_data(key)).ravel())
     noise = sobol_normal(rng, num, len(gaussian.mean))

@@ -58,6 +58,7 @@ class BatchOracle(Oracle):
     first_rate: Any = 0.01
     later_rate: Any = 0.005
     schedule: str = field(default="cosine", metadata=dict(static=True))  # or "constant"
+    restart: str = field(default="last", metadata=dict(static=True))  # further batches begin where the last one stands, or at draws from the "prior"
     optimizer: optax.GradientTransformation = field(default=ADAM, metadata=dict(static=True))  # without a rate
     piece: int = field(default=500, metadata=dict(static=True))  # steps of one scan
 
@@ -72,10 +73,11 @@ def check_batch_oracle(oracle: BatchOracle):
     for name in ("batch_size", "rows_per_step", "first_steps", "later_steps", "piece"): check_count(name, getattr(oracle, name))
     for name in ("first_rate", "later_rate"): check_positive(name, getattr(oracle, name))
     check_choice("schedule", oracle.schedule, ("cosine", "constant"))
+    check_choice("restart", oracle.restart, ("last", "prior"))
 
 def begin(oracle: BatchOracle, key: jax.Array, particles: Particles = None) -> Flock:
-    "From the prior if there are no particles, else where the last B of them stand."
-    if particles is None: positions = jax.vmap(lambda k: ravel(oracle.model.sample_prior(k)))(jax.random.split(key, oracle.batch_size))
+    "From the prior if there are no particles, or if it is to be so for all; else where the last B of them stand."
+    if particles is None or oracle.restart == "prior": positions = jax.vmap(lambda k: ravel(oracle.model.sample_prior(k)))(jax.random.split(key, oracle.batch_size))
     else:
         places = particles.count - 1 - jnp.arange(oracle.batch_size) % particles.count  # fewer than B are used again
         positions = particles.position[places[::-1]]
@@ -103,6 +105,7 @@ def move(oracle: BatchOracle, flock: Flock, frozen: jax.Array, used: jax.Array, 
     positions = flock.positions - rate_at(oracle, flock.taken, total, peak) * updates
     return Flock(positions, memory, flock.taken + 1, flock.rejected + ~sound, width)
 
+# %% ../nbs/practice/85_growth.ipynb #5cadbb23
 def advance(
     oracle: BatchOracle,
     key: jax.Array,

@@ -82,6 +82,7 @@ class LazyOracle(Oracle):
         good = (gap >= memory.threshold / self.accuracy) & (gap > seen.rounding) & (memory.in_a_row < self.max_in_a_row)
         return jax.lax.cond(good, lambda: at_hand(problem, memory, seen), lambda: ask_behind(self, key, problem, memory, seen))
 
+# %% ../nbs/theory/61_lazy.ipynb #2232c90d
 def check_lazy(oracle: LazyOracle):
     "One point a call, K of at least one, a cache that knows its features."
     if not isinstance(oracle.oracle, Oracle) or oracle.oracle.batch_size != 1:
@@ -123,6 +124,7 @@ def ask_behind(oracle: LazyOracle, key: jax.Array, problem: Problem, memory: Laz
     return as_counts(Proposal(jnp.where(worse, seen.point, answer.points[0])[None], best[None], new[None], jnp.minimum(answer.best_known, best),
                               answer.evaluations, answer.rejected, None, again), memory)
 
+# %% ../nbs/theory/61_lazy.ipynb #e51e9f7b
 def same_particle(problem: Problem, point: jax.Array) -> jax.Array:
     "Number of the particle at exactly this point, -1 if there is none."
     particles = problem.particles

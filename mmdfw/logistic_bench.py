@@ -48,7 +48,7 @@ class Outcome(NamedTuple):
     "What a method gave."
     mmd2: float
     seconds: float
-    target_evaluations: int  # in scores on all rows
+    target_evaluations: int  # scores on all rows; log densities too where the method counts them
 
 def posterior_of(data: str, num_rows: int, seed: int) -> tuple:  # -> model, rows, labels
     "Seeded rows of a table with two classes, standardised."

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['jitted_advance', 'jitted_begin', 'jitted_accept', 'jitted_start', 'FORMAT', 'DataScore', 'Record', 'ModelFit', 'Run',
-           'engine_of', 'call_oracle', 'grow_on_data', 'first_state', 'fit_model', 'gather_rows', 'posterior_on',
-           'run_growth', 'as_model_fit', 'add_particles', 'save_fit', 'describe', 'digest', 'read_fit', 'load_fit',
-           'restore_state']
+           'as_particles', 'engine_of', 'call_oracle', 'grow_on_data', 'first_state', 'fit_model', 'gather_rows',
+           'posterior_on', 'run_growth', 'as_model_fit', 'add_particles', 'save_fit', 'describe', 'digest', 'read_fit',
+           'load_fit', 'restore_state']
 
 # %% ../nbs/practice/86_fit_model.ipynb #79d83559
 import hashlib, json, time, warnings, zipfile
@@ -83,10 +83,17 @@ class Run:
     def ask(self, positions: jax.Array, weights: jax.Array, due: bool = False):
         "Let the monitor look, if it is due; the clock stands still meanwhile."
         if self.monitor is None or not (due or self.seconds - self.asked >= self.every): return
-        found = {name: float(value) for name, value in self.monitor(jax.vmap(self.layout.unravel)(positions), weights).items()}
+        found = {name: float(value) for name, value in self.monitor(as_particles(self.layout, positions), np.asarray(weights)).items()}
         self.records.append(Record(self.seconds, len(weights), self.steps, found))
         self.bar.set_postfix_str(" ".join([f"n={len(weights)}", *(f"{name}={value:.4g}" for name, value in found.items())]), refresh=False)
         self.asked, self.since = self.seconds, time.perf_counter()
+
+
+# %% ../nbs/practice/86_fit_model.ipynb #aebba781
+def as_particles(layout: Layout, positions) -> Any:
+    "(n, d) as a pytree with a leading axis of n, by NumPy: nothing is compiled anew when there is one particle more."
+    columns = np.split(np.asarray(positions), np.cumsum([int(np.prod(shape)) for shape in layout.shapes])[:-1], axis=1)
+    return jax.tree.unflatten(layout.structure, [c.reshape(len(c), *shape).astype(dtype) for c, shape, dtype in zip(columns, layout.shapes, layout.dtypes)])
 
 jitted_advance, jitted_begin = jax.jit(lambda oracle, *piece: oracle.advance(*piece)), jax.jit(begin)
 jitted_accept = jax.jit(lambda parts, state, flock, most: accept(parts, state, propose(parts.oracle, Problem(parts.kernel, parts.embedding, state.particles), flock), most))
@@ -129,7 +136,7 @@ def grow_on_data(key: jax.Array, oracle: BatchOracle, make_parts: Callable, part
                     warnings.warn(f"the batch met non-finite scores throughout: stopped with {count()} of {num_particles} particles", stacklevel=4)
                     break
             run.tick(0, 0)
-            run.ask(state.particles.position[: count()], state.particles.weights[: count()], due=True)
+            run.ask(np.asarray(state.particles.position)[: count()], np.asarray(state.particles.weights)[: count()], due=True)
     except (KeyboardInterrupt, BatchesEnded) as stop:
         if state is None: raise
         warnings.warn(f"{str(stop) or 'interrupted'}: {count()} of {num_particles} particles are kept, the unfinished batch is not", stacklevel=4)
@@ -158,6 +165,7 @@ def fit_model(
     learning_rate: float = 0.01,  # at the start of the first batch
     later_rate: float = 0.005,  # at the start of each further one
     schedule: str = "cosine",  # or "constant"
+    restart: str = "last",  # further batches begin where the last one stands; "prior": at draws from the prior, as the first
     optimizer: optax.GradientTransformation = ADAM,  # without a learning rate
     step_rule: StepRule = ConstantStep(),
     batches: Iterator = None,  # of (x, y), for data that do not fit in memory; x and y are then left out
@@ -178,7 +186,7 @@ def fit_model(
     layout = layout_of(jax.eval_shape(model.sample_prior, key))
     data = rows["draw"] or (jnp.zeros((0, 0)), jnp.zeros(0))
     oracle = BatchOracle(model, layout, *data, min(particles_per_step, num_particles), batch_size, whole, first_steps, later_steps,
-                         learning_rate, later_rate, schedule, optimizer, min(500, first_steps, later_steps))
+                         learning_rate, later_rate, schedule, restart, optimizer, min(500, first_steps, later_steps))
     oracle = divide_work(oracle, workers)
     score = DataScore(target, layout)
     make_parts = lambda kernel: Components(kernel, ParticleEmbedding(kernel, score, "alone"), oracle, step_rule)
@@ -235,7 +243,7 @@ FORMAT = "mmdfw model fit 1"
 def save_fit(result: ModelFit, path, notes=None) -> Path:
     "Write a fit to one .npz file, whole or not at all; `notes` are anything that JSON can hold."
     path, oracle = Path(path), result.parts.oracle
-    settings = {name: getattr(oracle, name) for name in ("batch_size", "rows_per_step", "num_rows", "first_steps", "later_steps", "schedule", "piece")}
+    settings = {name: getattr(oracle, name) for name in ("batch_size", "rows_per_step", "num_rows", "first_steps", "later_steps", "schedule", "restart", "piece")}
     settings |= {name: float(getattr(oracle, name)) for name in ("first_rate", "later_rate")}
     arrays = {f"state_{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(result.state))}
     arrays |= {"key": np.asarray(jax.random.key_data(result.key)), "positions": np.asarray(result.positions), "weights": np.asarray(result.weights),

@@ -14,7 +14,7 @@ from .bnn import mlp
 from .checks import check_count, show_progress
 from .data import Split, load, split
 from .files import versions, write_json
-from .model_fit import ModelFit, fit_model
+from .model_fit import fit_model
 from .plots import colors
 from .runs import make_monitor
 
@@ -23,15 +23,16 @@ NETWORKS = {"year": dict(hidden=(100,), batch_size=500)}  # others: 50 units, 10
 SVGD_SETTINGS = [(rate, schedule) for rate in (0.005, 0.01) for schedule in ("cosine", "constant")]
 
 # %% ../nbs/practice/96_regression.ipynb #b635cacd
-def curve_of(result: ModelFit) -> dict:
-    "Seconds, particles, and both metrics along a run."
-    columns = {name: [record.metrics[name] for record in result.records] for name in ("rmse", "log_likelihood")}
-    return {"seconds": [r.seconds for r in result.records], "particles": [r.particles for r in result.records],
-            "scores": [r.steps for r in result.records]} | columns
+def curve_of(result) -> dict:  # of a ModelFit, or whatever has records -> lists
+    "Seconds, particles, minibatch scores and the monitor's metrics along a run."
+    records = result.records
+    columns = {name: [record.metrics[name] for record in records] for name in records[-1].metrics}
+    return {"seconds": [r.seconds for r in records], "particles": [r.particles for r in records], "scores": [r.steps for r in records]} | columns
 
-def time_to(curve: dict, goal: float) -> float:
-    "Seconds until the RMSE is first at most `goal`; infinite if it never is."
-    return next((seconds for seconds, value in zip(curve["seconds"], curve["rmse"]) if value <= goal), float("inf"))
+def time_to(curve: dict, goal: float, metric: str = "rmse") -> float:
+    "Seconds until a metric is first as good as `goal`; infinite if it never is. RMSE falls, other metrics rise."
+    good = (lambda value: value <= goal) if metric == "rmse" else (lambda value: value >= goal)
+    return next((seconds for seconds, value in zip(curve["seconds"], curve[metric]) if good(value)), float("inf"))
 
 def summary(curves: list) -> dict:
     "Means over the splits of where the runs ended, with standard errors."
@@ -40,9 +41,9 @@ def summary(curves: list) -> dict:
     return {name: float(value.mean()) for name, value in last.items()} | sem | {"curves": curves}
 
 # %% ../nbs/practice/96_regression.ipynb #304ef1bc
-def speedups(theirs: list, ours: list) -> list:
-    "One for each split."
-    return [time_to(their, their["rmse"][-1]) / time_to(our, their["rmse"][-1]) for their, our in zip(theirs, ours)]
+def speedups(theirs: list, ours: list, metric: str = "rmse") -> list:
+    "One for each pair of curves."
+    return [time_to(their, their[metric][-1], metric) / time_to(our, their[metric][-1], metric) for their, our in zip(theirs, ours)]
 
 def one_split(key: jax.Array, data: Split, network: dict, num_particles: int, svgd_steps: int, ours: dict, progress: Callable) -> dict:
     "All runs on one split: ours, and SVGD at its four settings."

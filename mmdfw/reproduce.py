@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['EXPERIMENTS', 'STAND_INS', 'Settings', 'Experiment', 'find_experiment', 'table_for', 'machine', 'processor_name',
-           'run_part', 'run_trials', 'reproduce', 'read_results', 'draw_result']
+           'run_part', 'run_trials', 'reproduce', 'combine', 'kept_result', 'read_results', 'draw_result']
 
 # %% ../nbs/practice/92_reproduce.ipynb #6e718710
 import json, os, platform, shutil
@@ -34,6 +34,7 @@ class Experiment(NamedTuple):
     summarise: Callable = None  # trials, each a dict of parts -> dict
     trials: int = 5
     budget: float = None  # by default; None where nothing races
+    of: tuple = ()  # names of experiments that this one is made from; it then has no parts of its own
 
 # %% ../nbs/practice/92_reproduce.ipynb #f1cdb603
 EXPERIMENTS = {"mixture": "mixture", "bandwidth": "mixture", "cache": "cache", "lazy": "cache", "stein-points": "stein_points",
@@ -99,6 +100,7 @@ def reproduce(
     experiment, out = find_experiment(name), Path(out)
     if trials is not None: check_count("trials", trials)
     if budget is not None: check_positive("budget", budget)
+    if experiment.of: return combine(name, experiment, out, dict(quick=quick, trials=trials, seed=seed, budget=budget), progress)
     settings = Settings(quick, budget or (1.0 if quick and experiment.budget else experiment.budget), seed)
     found = run_trials(name, settings, trials or (1 if quick else experiment.trials), out / ".parts" / name, progress)
     result = {"experiment": name, "about": experiment.about, "settings": settings._asdict() | {"trials": len(found)}, "versions": versions(), "machine": machine(),
@@ -106,6 +108,22 @@ def reproduce(
     write_json(out / f"{name}.json", result)
     shutil.rmtree(out / ".parts" / name, ignore_errors=True)
     return result | {"files": [str(out / f"{name}.json"), *draw_result(result, out)]}
+
+# %% ../nbs/practice/92_reproduce.ipynb #7863dacb
+def combine(name: str, experiment: Experiment, out: Path, asked: dict, progress) -> dict:
+    "An experiment made from the results of others."
+    found = {other: kept_result(other, out, asked) or reproduce(other, **asked, out=out, progress=progress) for other in experiment.of}
+    result = {"experiment": name, "about": experiment.about, "settings": {other: one["settings"] for other, one in found.items()}, "versions": versions(),
+              "machine": {other: one["machine"] for other, one in found.items()}} | experiment.summarise(found)
+    write_json(out / f"{name}.json", result)
+    return result | {"files": [str(out / f"{name}.json"), *draw_result(result, out)]}
+
+def kept_result(name: str, out: Path, asked: dict) -> dict | None:
+    "A result that was written before with the same settings, or None."
+    try: found = read_results(name, out)
+    except (FileNotFoundError, ValueError): return None
+    made = found["settings"] | {"seed": found["settings"]["first_seed"]}
+    return found if all(made[key] == value for key, value in asked.items() if value is not None) else None
 
 # %% ../nbs/practice/92_reproduce.ipynb #fc3ed070
 def read_results(name: str, folder="results") -> dict:

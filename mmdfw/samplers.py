@@ -124,9 +124,10 @@ def draw_some(target: Callable, keys: jax.Array, states, parameters: dict) -> tu
 jitted_draws = jax.jit(draw_some)
 
 def draw_all(target: Callable, key: jax.Array, states, parameters: dict, num_draws: int, progress: bool) -> tuple:  # -> draws, diverged, steps
-    "All draws, a twelfth at a time where progress is shown."
+    "All draws; where progress is shown, in equal parts of at most a tenth, so that they share one compiled program."
     keys = jax.random.split(key, (len(parameters["step_size"]), num_draws))
-    size, parts = -(-num_draws // 12) if progress else num_draws, []
+    size = max(size for size in range(1, 1 + -(-num_draws // 10)) if num_draws % size == 0) if progress else num_draws
+    parts = []
     with tqdm(total=num_draws, disable=not progress, unit="draw", desc="NUTS") as bar:
         for first in range(0, num_draws, size):
             states, some = jitted_draws(target, keys[:, first : first + size], states, parameters)

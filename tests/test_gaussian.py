@@ -72,6 +72,7 @@ def test_more_particles_later(by_name):
 def test_kernel_without_a_closed_form():
     result = fit(jax.random.key(4), bell, START, num_particles=4, embedding="gaussian", kernel=IMQ(2.0), refine=False)
     assert "nearest Gaussian" in result.embedding_name and isinstance(result.parts.kernel, IMQ)
+    assert np.isnan(result.expectation(lambda p: p["b"]).sd), "nobody knows the Gaussian's own error, whatever the kernel"
 
 
 def test_tens_of_dimensions_by_default():
