@@ -1,4 +1,5 @@
 """What the docs promise, read from the notebooks themselves: every page has its place, every figure its words, every name its example."""
+import ast
 import importlib
 import inspect
 import json
@@ -44,6 +45,18 @@ def test_every_figure_has_alternative_text(path):
     without = [c["id"] for c, source in cells(path) if c["cell_type"] == "code" and not re.match(r"#\|\s*hide\b", source)
                and any("image/png" in output.get("data", {}) for output in c["outputs"]) and not re.match(r'(#\|.*\n)*#\| fig-alt: "[^"]{15,}"\n', source)]
     assert not without, f"cells {without} of {path.name} show a figure without fig-alt"
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_cells_that_import_do_nothing_else(path):
+    "Where a notebook exports, building the docs executes every cell that imports: a computation there would run again, or fail for want of those above."
+    sources = [source for c, source in cells(path) if c["cell_type"] == "code"]
+    exported = [source for source in sources if re.match(r"(#\|.*\n)*#\|\s*export\b", source)]
+    for source in sources if exported else ():
+        body = ast.parse(source).body if source not in exported and not re.match(r"[%!]", source) else []
+        imports = [isinstance(node, (ast.Import, ast.ImportFrom)) for node in body]
+        inside = any(isinstance(node, (ast.Import, ast.ImportFrom)) for statement in body for node in ast.walk(statement))
+        assert not inside or all(imports), f"imports belong into a cell of their own:\n{source}"
 
 
 def public():

@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -38,16 +39,19 @@ def sections(config: dict) -> list:
         if isinstance(item, dict) and "section" in item: found.append((item["section"], item["contents"]))
         elif found[-1][0] is None: found[-1][1].append(item)
         else: found.append((None, [item]))
-    missing = [page for _, pages in found for page in pages if not (ROOT / "nbs" / page).is_file()]
+    pages = [page for _, pages in found for page in pages]
+    missing = [page for page in pages if not (ROOT / "nbs" / page).is_file()]
     if missing: sys.exit(f"_quarto.yml names {', '.join(missing)}, which nbs/ does not have: write it, or take it out of _quarto.yml")
+    twice = [page for page in pages if [renamed(other) for other in pages].count(renamed(page)) > 1]
+    if twice: sys.exit(f"{' and '.join(twice)} would be one page: without its number each needs a name of its own")
     return found
 
 
 def site_links(text: str, page: str, host: str) -> str:
-    "Links to numbered notebooks, and nbdev's to the published site, as links between the pages here."
-    here = posixpath.dirname(page)
-    local = lambda m: "](" + posixpath.relpath(m[1].replace(".html", ".ipynb"), here or ".")
-    text = re.sub(r"\]\(" + re.escape(host) + r"/([^)#\s]+\.html)", local, text)
+    "Links to numbered notebooks, and nbdev's to the published site, as links between the pages here; methods are found at their class."
+    here = posixpath.dirname(page) or "."
+    local = lambda m: f"]({posixpath.relpath(m[1], here)}.ipynb#{m[2]}"
+    text = re.sub(r"\]\(" + re.escape(host) + r"/([^)#\s]+)\.html#([^).\s]+)[^)\s]*", local, text)
     return re.sub(r"\]\((?![a-z]+:|[#/])([^)#\s]+\.ipynb)", lambda m: "](" + renamed(m[1]), text)
 
 
@@ -119,15 +123,17 @@ def with_sphinx(config: dict, found: list, out: Path):
     processed = proc_nbs(force=stale())
     chosen = dict(
         project=config["website"]["title"], html_title=config["website"]["title"], author=settings.author, version=settings.version, release=settings.version,
-        extensions=["myst_nb", "sphinx-mathjax-offline"], html_theme="sphinx_book_theme", html_static_path=["_static"], html_css_files=["styles.css"],
+        extensions=["myst_nb"], mathjax_path="mathjax/tex-chtml.js", html_theme="sphinx_book_theme", html_static_path=["_static"], html_css_files=["styles.css"],
         nb_execution_mode="off", nb_merge_streams=True, myst_heading_anchors=4, myst_heading_slug_func="make_site.slug",
         myst_enable_extensions=["dollarmath", "amsmath"], suppress_warnings=["myst.header"], html_copy_source=False, html_show_sourcelink=False)
     with TemporaryDirectory() as work, docutils_namespace():
-        sources, work = Path(work, "sources"), Path(work)
+        sources, built = Path(work, "sources"), Path(work, "html")
         write_sources(processed, sources, found, host)
-        shutil.rmtree(out, ignore_errors=True)
-        app = Sphinx(sources, None, out, work / "doctrees", "html", confoverrides=chosen, warningiserror=True, freshenv=True, parallel=2, status=None)
+        shutil.copytree(Path(find_spec("sphinx-mathjax-offline").origin).parent / "static" / "mathjax", sources / "_static" / "mathjax")
+        app = Sphinx(sources, None, built, Path(work, "doctrees"), "html", confoverrides=chosen, warningiserror=True, freshenv=True, parallel=2, status=None)
         app.build()
+        shutil.rmtree(out, ignore_errors=True)
+        shutil.move(built, out)
     return app.statuscode
 
 
