@@ -96,7 +96,12 @@ class MakeMLP:
 
     def __call__(self, rngs): return MLP(self.num_features, self.hidden, self.activation, rngs=rngs)
 
-def mlp(num_features: int, hidden=(50,), activation: Callable = jax.nn.relu, **priors) -> BNN:
+def mlp(
+    num_features: int,  # columns of the input
+    hidden=(50,),  # units of each hidden layer
+    activation: Callable = jax.nn.relu,  # number -> number
+    **priors: float,  # `shape` and `rate` of the Gamma priors, as in `bnn`
+) -> BNN:
     "The paper's network: dense hidden layers, ReLU unless told otherwise."
     return bnn(MakeMLP(num_features, tuple(hidden), activation), num_features, **priors)
 

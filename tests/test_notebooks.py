@@ -5,16 +5,16 @@ import inspect
 import json
 import re
 from pathlib import Path
+from types import FunctionType
 
 import pytest, yaml
 from fastcore.docments import docments
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted(p for p in (ROOT / "nbs").rglob("*.ipynb") if not re.search(r"/[._]", p.relative_to(ROOT).as_posix()))
+GIVEN = {"Fit", "ModelFit", "Compressed", "Draws", "Cloud", "GaussianApproximation", "GaussianPredictive", "BernoulliPredictive"}   # what calls give back
 MODULES = sorted(p.stem for p in (ROOT / "mmdfw").glob("*.py") if p.stem not in ("_modidx", "__init__"))
 
-# Arguments that mean the same everywhere, so that a comment would only repeat the name.
-KNOWN = {"self", "cls", "key", "ax", "progress", "args", "kwargs"}
 
 
 def cells(path): return [(c, "".join(c["source"])) for c in json.loads(path.read_text(encoding="utf-8"))["cells"]]
@@ -65,38 +65,57 @@ def public():
         for name in getattr(loaded, "__all__", []): yield module, name, getattr(loaded, name)
 
 
-def documented(thing) -> str:
-    "The docstring that somebody wrote; dataclasses and NamedTuples make one up."
-    doc = vars(thing).get("__doc__") if inspect.isclass(thing) else getattr(thing, "__doc__", None)
-    return "" if not doc or re.match(rf"{thing.__name__}\(", doc) else doc
+def usual() -> set:
+    "Arguments that mean the same everywhere: the glossary of the notation page has them, so that no comment need repeat it."
+    table = next(source for _, source in cells(ROOT / "nbs" / "notation.ipynb") if "## Arguments" in source)
+    return set(re.findall(r"`(\w+)`", "\n".join(line for line in table.splitlines() if line.startswith("|"))))
 
 
-def methods(thing):
-    for name, member in vars(thing).items():
-        plain = member.__func__ if isinstance(member, (classmethod, staticmethod)) else member.fget if isinstance(member, property) else member
-        if not name.startswith("_") and inspect.isfunction(plain): yield f"{thing.__name__}.{name}", plain
+def described(thing) -> bool:
+    "Whether somebody wrote its docstring; dataclasses and NamedTuples make one up."
+    doc = vars(thing).get("__doc__") if inspect.isclass(thing) else thing.__doc__
+    return bool(doc) and not doc.startswith(thing.__name__ + "(")
 
 
-def unexplained(thing):
-    "Arguments with neither a comment nor an annotation."
+def unexplained(thing, known) -> list:
+    "Arguments or fields with neither a comment, nor an annotation, nor a place in the glossary."
+    if inspect.isclass(thing) and issubclass(thing, tuple): return []   # a NamedTuple, whose fields must have types
     notes = docments(thing, full=True)
-    return [name for name, note in notes.items() if name not in KNOWN | {"return"} and not note.docment and note.anno is inspect.Parameter.empty]
+    return [name for name, note in notes.items() if name not in known | {"self", "return", "args", "kwargs"} and not note.docment and note.anno is inspect.Parameter.empty]
+
+
+def silent(thing) -> bool:
+    "Whether it gives something back and says not what. Plots take and return their axes."
+    returned = [node.value for node in ast.walk(ast.parse(inspect.getsource(thing)).body[0]) if isinstance(node, ast.Return) and node.value is not None]
+    return inspect.signature(thing).return_annotation is inspect.Signature.empty and any(getattr(value, "id", None) != "ax" for value in returned)
 
 
 def test_every_public_name_is_documented():
-    "A docstring for every function, class and public method; for every argument and field of a function or class a comment or a type."
-    bad = []
+    """Of every name in the `__all__` of a module: a docstring; for each argument or field a comment, a type, or a place in the glossary;
+    and the type of what a function returns. Of the classes that users are given every public method has a docstring, too."""
+    bad, known = [], usual()
     for module, name, thing in public():
-        if not (inspect.isclass(thing) or inspect.isfunction(thing)): continue
-        if not documented(thing): bad.append(f"{module}.{name}: no docstring")
-        bad += [f"{module}.{name}: {argument}" for argument in unexplained(thing)]
-        if inspect.isclass(thing): bad += [f"{module}.{label}: no docstring" for label, method in methods(thing) if not method.__doc__]
-        elif inspect.signature(thing).return_annotation is inspect.Signature.empty: bad.append(f"{module}.{name}: what it returns")
+        if inspect.isclass(thing) or inspect.isfunction(thing):
+            if not described(thing): bad.append(f"{module}.{name}: no docstring")
+            bad += [f"{module}.{name}: {argument}" for argument in unexplained(thing, known)]
+        if name in GIVEN: bad += [f"{module}.{name}.{label}: no docstring" for label, method in vars(thing).items() if label[0] != "_" and isinstance(method, (property, FunctionType)) and not method.__doc__]
+        if inspect.isfunction(thing) and silent(thing): bad.append(f"{module}.{name}: what it returns")
     assert not bad, f"{len(bad)} undocumented:\n" + "\n".join(bad)
 
 
-def words():
-    "Every word of the cells that a reader sees: text, examples and tests, not the exported code."
+def exported_uses() -> dict:
+    "For each exported definition the names that its code uses."
+    uses = {}
+    for module in MODULES:
+        for node in ast.parse((ROOT / "mmdfw" / f"{module}.py").read_text(encoding="utf-8")).body:
+            names = [node.name] if hasattr(node, "name") else [n.id for t in getattr(node, "targets", ()) for n in ast.walk(t) if isinstance(n, ast.Name)]
+            inside = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} | {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)}
+            for name in names: uses.setdefault(name, set()).update(inside - {name})
+    return uses
+
+
+def shown() -> set:
+    "Every word of the cells that are not exported: text, examples and tests."
     found = set()
     for path in NOTEBOOKS:
         for _, source in cells(path):
@@ -105,7 +124,13 @@ def words():
 
 
 def test_every_public_name_is_shown_somewhere():
-    "In the text, an example or a test of some notebook."
-    seen = words()
-    missing = [f"{module}.{name}" for module, name, _ in public() if name not in seen]
-    assert not missing, f"{len(missing)} public names appear in no cell but the one that exports them:\n" + "\n".join(missing)
+    "What `import mmdfw` gives stands in a cell that is not exported; every other public name does, or is used by one that does."
+    import mmdfw
+    seen, uses = shown(), exported_uses()
+    assert not (missing := [name for name in mmdfw.__all__ if name not in seen]), missing
+    reached, ahead = set(), [name for name in uses if name in seen]
+    while ahead:
+        name = ahead.pop()
+        if name not in reached: reached.add(name); ahead += [other for other in uses[name] if other in uses]
+    missing = [f"{module}.{name}" for module, name, _ in public() if name not in reached]
+    assert not missing, f"{len(missing)} public names that no example shows or uses:\n" + "\n".join(missing)

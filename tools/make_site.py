@@ -111,6 +111,13 @@ def write_sources(processed: Path, out: Path, found: list, host: str):
             to.write_text(json.dumps(dict(notebook, cells=[{k: v for k, v in cell.items() if k != "id"} for cell in made], nbformat_minor=4)), encoding="utf-8")
 
 
+def copy(source: Path, to: Path):
+    "A file or a folder."
+    to.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_dir(): shutil.copytree(source, to)
+    else: shutil.copy2(source, to)
+
+
 def with_sphinx(config: dict, found: list, out: Path):
     "Build with Sphinx; a link to nowhere is an error."
     from nbdev.config import get_config
@@ -123,13 +130,15 @@ def with_sphinx(config: dict, found: list, out: Path):
     processed = proc_nbs(force=stale())
     chosen = dict(
         project=config["website"]["title"], html_title=config["website"]["title"], author=settings.author, version=settings.version, release=settings.version,
-        extensions=["myst_nb"], mathjax_path="mathjax/tex-chtml.js", html_theme="sphinx_book_theme", html_static_path=["_static"], html_css_files=["styles.css"],
+        extensions=["myst_nb"], mathjax_path="mathjax/tex-chtml.js", html_theme="sphinx_book_theme", html_static_path=["_static"], html_css_files=["styles.css"], html_favicon=config["website"]["favicon"],
+        html_context={"default_mode": "light"}, html_theme_options={"use_source_button": False, "use_download_button": False, "show_toc_level": 2, "navbar_persistent": []},
         nb_execution_mode="off", nb_merge_streams=True, myst_heading_anchors=4, myst_heading_slug_func="make_site.slug",
-        myst_enable_extensions=["dollarmath", "amsmath"], suppress_warnings=["myst.header"], html_copy_source=False, html_show_sourcelink=False)
+        myst_enable_extensions=["dollarmath", "amsmath"], myst_dmath_double_inline=True, suppress_warnings=["myst.header"], html_copy_source=False, html_show_sourcelink=False)
     with TemporaryDirectory() as work, docutils_namespace():
         sources, built = Path(work, "sources"), Path(work, "html")
         write_sources(processed, sources, found, host)
-        shutil.copytree(Path(find_spec("sphinx-mathjax-offline").origin).parent / "static" / "mathjax", sources / "_static" / "mathjax")
+        mathjax = Path(find_spec("sphinx-mathjax-offline").origin).parent / "static" / "mathjax"
+        for needed in ("tex-chtml.js", "input/tex", "output/chtml"): copy(mathjax / needed, sources / "_static" / "mathjax" / needed)
         app = Sphinx(sources, None, built, Path(work, "doctrees"), "html", confoverrides=chosen, warningiserror=True, freshenv=True, parallel=2, status=None)
         app.build()
         shutil.rmtree(out, ignore_errors=True)
