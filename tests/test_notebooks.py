@@ -134,3 +134,11 @@ def test_every_public_name_is_shown_somewhere():
         if name not in reached: reached.add(name); ahead += [other for other in uses[name] if other in uses]
     missing = [f"{module}.{name}" for module, name, _ in public() if name not in reached]
     assert not missing, f"{len(missing)} public names that no example shows or uses:\n" + "\n".join(missing)
+
+
+def lacking(a, b: int, c=1): return a   # noqa: E704
+
+
+def test_what_lacks_words_is_noticed():
+    assert unexplained(lacking, {"c"}) == ["a"] and silent(lacking) and not described(lacking)
+    assert "lacking" not in shown() and "line_search" not in exported_uses()
