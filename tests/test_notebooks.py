@@ -136,9 +136,9 @@ def test_every_public_name_is_shown_somewhere():
     assert not missing, f"{len(missing)} public names that no example shows or uses:\n" + "\n".join(missing)
 
 
-def lacking(a, b: int, c=1): return a   # noqa: E704
+def lacking(a, b: int, c=1): return a
 
 
 def test_what_lacks_words_is_noticed():
     assert unexplained(lacking, {"c"}) == ["a"] and silent(lacking) and not described(lacking)
-    assert "lacking" not in shown() and "line_search" not in exported_uses()
+    assert "lacking" not in shown() | set(exported_uses())

@@ -46,6 +46,7 @@ def visits(site):
     with api.sync_playwright() as play:
         browser = play.chromium.launch(executable_path=BROWSER, args=FLAGS)
         page = browser.new_page(viewport={"width": 1280, "height": 900})
+        page.set_default_timeout(300_000)   # milliseconds; a busy machine is no reason to fail
         pages = sorted(set(p.relative_to(site).as_posix() for p in site.rglob("*.html") if "_static" not in p.parts) - {"genindex.html", "search.html"})
         found = {name: visit(page, address, name) for name in pages}
         found["search"] = search(page, address)
