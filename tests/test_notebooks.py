@@ -32,6 +32,12 @@ def test_every_notebook_is_in_the_sidebar():
     assert len(named) == len(set(named)) and all((ROOT / "nbs" / page).is_file() for page in named)
 
 
+def test_the_citation_is_of_this_version():
+    import mmdfw
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert cited["version"] == mmdfw.__version__ and cited["preferred-citation"]["url"].endswith("1805.07912")
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_first_cell_is_title_and_subtitle_only(path):
     "nbdev makes front matter of the first cell, and drops whatever else is in it."
