@@ -4,11 +4,21 @@ JOBS ?= 2
 
 BIN := $(CURDIR)/.venv/bin
 STAMP := .venv/.installed
+DOCS_STAMP := .venv/.docs-installed
 CPU := MPLBACKEND=agg JAX_PLATFORMS=$${JAX_PLATFORMS-cpu}
 # Compilation is most of what notebooks and tests do, of programs that run once. So each finds what another has
 # compiled, and the compiler optimises little; tests/test_compiler.py asks for the optimised programs users run.
 COMPILED := JAX_COMPILATION_CACHE_DIR=$(CURDIR)/.jax_cache JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1 \
 	JAX_DISABLE_MOST_OPTIMIZATIONS=1 XLA_FLAGS="--xla_cpu_use_fusion_emitters=false $$XLA_FLAGS"
+
+# With uv where there is one, else with pip; $(1) names the extra.
+INSTALL = if uv --version >/dev/null 2>&1; then \
+		{ test -x .venv/bin/python || uv venv --quiet --python $(PYTHON) .venv; } \
+		&& uv pip install --quiet --compile-bytecode --python .venv/bin/python -e ".[$(1)]"; \
+	else \
+		{ .venv/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv .venv; } \
+		&& .venv/bin/python -m pip install --quiet --disable-pip-version-check -e ".[$(1)]"; \
+	fi
 
 # nbdev_export silently does nothing while this is set.
 unexport IN_TEST
@@ -22,7 +32,7 @@ README = "$(BIN)/python" -m nbconvert --log-level=WARN --config=tools/readme.py 
 
 NOTEBOOKS = find nbs -name '*.ipynb' ! -path '*/[._]*' | sort
 
-.PHONY: help setup run test lint sync readme-check notebooks pytest export readme outputs clean
+.PHONY: help setup run test lint sync readme-check notebooks pytest docs browser export readme outputs clean
 .NOTPARALLEL:
 
 help:  ## list the targets
@@ -35,13 +45,12 @@ $(STAMP): settings.ini setup.py pyproject.toml
 		echo 'mmdfw needs Python 3.11 or newer; $(PYTHON) is' "$$($(PYTHON) --version 2>&1)." \
 			'Name another: make setup PYTHON=python3.12' >&2; exit 1; }
 	@echo 'Installing into .venv; a minute or so ...'
-	@if uv --version >/dev/null 2>&1; then \
-		{ test -x .venv/bin/python || uv venv --quiet --python $(PYTHON) .venv; } \
-		&& uv pip install --quiet --compile-bytecode --python .venv/bin/python -e '.[dev]'; \
-	else \
-		{ .venv/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv .venv; } \
-		&& .venv/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'; \
-	fi
+	@$(call INSTALL,dev)
+	@touch $@
+
+$(DOCS_STAMP): $(STAMP)
+	@echo "Installing what builds and tests the docs ..."
+	@$(call INSTALL,docs)
 	@touch $@
 
 run: setup  ## run the demonstration; its figures and numbers go to runs/demo
@@ -54,7 +63,7 @@ lint: setup  ## look for undefined names and likely bugs
 
 sync: setup  ## check that the notebooks are clean and that mmdfw/ is what they export
 	@tmp=$$(mktemp -d) && trap 'rm -rf "$$tmp"' EXIT && mkdir "$$tmp/now" \
-	&& git ls-files -co --exclude-standard -- nbs mmdfw settings.ini _quarto.yml \
+	&& git ls-files -co --exclude-standard -- nbs mmdfw settings.ini _quarto.yml CONTRIBUTING.md CHANGELOG.md \
 		| while read -r f; do if test -e "$$f"; then echo "$$f"; fi; done \
 		| tar -cf - -T - | tar -xf - -C "$$tmp/now" \
 	&& cp -RP "$$tmp/now" "$$tmp/exported" && cd "$$tmp/exported" && { $(EXPORT); } && cd .. \
@@ -75,8 +84,16 @@ notebooks: setup  ## run every notebook, each in a process of its own, JOBS=2 at
 		else echo "$$out"; echo "FAILED  $$0" | tee -a "$$failed"; exit 1; fi' \
 	|| { echo; echo 'Notebooks that failed:'; cat "$$failed"; exit 1; } >&2
 
-pytest: setup  ## test the installed package
-	$(CPU) $(COMPILED) .venv/bin/python -m pytest -n $(JOBS) tests
+pytest: $(DOCS_STAMP)  ## test the installed package and the docs, these in a browser where there is one
+	$(CPU) $(COMPILED) .venv/bin/python -m pytest -n $(JOBS) --dist loadgroup tests
+
+docs: $(DOCS_STAMP)  ## build the site into _docs, with Quarto where there is one, else with Sphinx
+	JAX_PLATFORMS=cpu .venv/bin/python tools/make_site.py
+
+browser:  ## install Chromium for the test of the site (Debian, Ubuntu; needs root)
+	@if command -v chromium || command -v chromium-browser || command -v google-chrome; then :; \
+	elif command -v apt-get >/dev/null && test "$$(id -u)" = 0; then apt-get update -qq && apt-get install -y -qq chromium >/dev/null; \
+	else echo "Install Chromium or Chrome yourself, or run this as root on Debian; without it the test of the site is skipped."; fi
 
 export: setup  ## clean the notebooks and write mmdfw/ from them
 	@$(EXPORT)

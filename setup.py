@@ -34,6 +34,7 @@ setup(
     extras_require={
         "dev": cfg["dev_requirements"].split(),
         "cuda12": cfg["cuda12_requirements"].split(),
+        "docs": cfg["docs_requirements"].split(),
     },
     entry_points={
         "console_scripts": cfg["console_scripts"].split(),

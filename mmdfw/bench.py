@@ -12,7 +12,7 @@ __all__ = ['LENGTHSCALE', 'PRIOR_SD', 'jitted_judge', 'SVGD_RATES', 'SVGD_GRID',
 # %% ../nbs/practice/95_bench.ipynb #fef3ac10
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Callable
@@ -60,13 +60,15 @@ def timed(run: Callable) -> tuple:  # -> result, seconds
     jax.block_until_ready(jax.tree.leaves(getattr(result, "positions", result)))
     return result, time.perf_counter() - begin
 
-def one_blas_thread():
+def one_blas_thread() -> AbstractContextManager:
     "One thread for LAPACK, where threadpoolctl is there to ask for it: several wait for each other whenever a core is busy with something else."
     try: from threadpoolctl import threadpool_limits
     except ImportError: return nullcontext()
     return threadpool_limits(1, user_api="blas")
 
-def prior_draw(key: jax.Array) -> jax.Array: return PRIOR_SD * jax.random.normal(key, (2,))
+def prior_draw(key: jax.Array) -> jax.Array:
+    "A point from the broad Gaussian that starts come from."
+    return PRIOR_SD * jax.random.normal(key, (2,))
 
 def literal_fit(key: jax.Array, num_particles: int) -> Fit:
     "Algorithm 3 as printed."

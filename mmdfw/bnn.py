@@ -16,9 +16,17 @@ from .metrics import GaussianPredictive
 from .model import Model
 
 # %% ../nbs/practice/83_bnn.ipynb #2a285af5
+#| include: false
 class MLP(nnx.Module):
     "Dense layers with one output; the activation acts on single numbers."
-    def __init__(self, num_features: int, hidden=(50,), activation: Callable = jax.nn.relu, *, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        num_features: int,  # columns of the input
+        hidden=(50,),  # units of each hidden layer
+        activation: Callable = jax.nn.relu,  # number -> number
+        *,
+        rngs: nnx.Rngs,  # for the start
+    ):
         sizes = (check_count("num_features", num_features), *(check_count("hidden", h) for h in hidden), 1)
         precision = jnp.result_type(float)  # Flax would stay in float32 where JAX is switched to float64
         self.layers = nnx.List([nnx.Linear(a, b, param_dtype=precision, rngs=rngs) for a, b in zip(sizes[:-1], sizes[1:])])
@@ -88,7 +96,12 @@ class MakeMLP:
 
     def __call__(self, rngs): return MLP(self.num_features, self.hidden, self.activation, rngs=rngs)
 
-def mlp(num_features: int, hidden=(50,), activation: Callable = jax.nn.relu, **priors) -> BNN:
+def mlp(
+    num_features: int,  # columns of the input
+    hidden=(50,),  # units of each hidden layer
+    activation: Callable = jax.nn.relu,  # number -> number
+    **priors: float,  # `shape` and `rate` of the Gamma priors, as in `bnn`
+) -> BNN:
     "The paper's network: dense hidden layers, ReLU unless told otherwise."
     return bnn(MakeMLP(num_features, tuple(hidden), activation), num_features, **priors)
 

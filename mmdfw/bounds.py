@@ -79,7 +79,7 @@ def step_factor(
     if not 0 < alpha < 2: raise ValueError(f"alpha must lie in (0, 2), got {alpha!r}: outside it the error need not fall")
     return 1 - alpha * (2 - alpha) * (checked_delta(delta) * inner / outer) ** 2
 
-def checked_delta(delta) -> np.ndarray:
+def checked_delta(delta: float | np.ndarray) -> np.ndarray:
     "Accuracies above one count as one; below zero there is no bound."
     delta = np.asarray(delta, float)
     if not np.all(delta >= 0): raise ValueError(f"delta must be at least zero, got {delta.min():.3g}: the oracle chose an atom on the wrong side")
@@ -140,7 +140,7 @@ def inexact_bq_error(
     estimated_means,  # (n,): z-hat
     means,  # (n,): z
     factor,  # (n, n): Cholesky factor of the Gram matrix
-):
+) -> np.ndarray:
     "e' K^-1 e: what an estimated z adds to the MMD^2 of BQ weights."
     error = estimated_means - means
     return error @ solve(factor, error)

@@ -7,7 +7,7 @@ __all__ = ['finite_rows', 'cache_values', 'CachedOracle', 'as_counts', 'from_cac
 
 # %% ../nbs/theory/60_cache.ipynb #60a1c003
 from dataclasses import field, replace
-from typing import Callable
+from typing import Any, Callable
 import jax, jax.numpy as jnp, numpy as np
 from .checks import check_choice, check_points, pytree_dataclass
 from .cloud import Cloud, adapted_proposal, importance_cloud
@@ -41,7 +41,7 @@ class CachedOracle(Oracle):
         ordinary = lambda: as_counts(self.oracle(key, problem), left)
         return jax.lax.cond(jnp.any(left), lambda: from_cache(self, problem, left), ordinary)
 
-def as_counts(answer: Proposal, memory) -> Proposal:
+def as_counts(answer: Proposal, memory: Any) -> Proposal:
     "Whole numbers of one type, so that both branches of a `cond` have the same."
     whole = lambda number: jnp.asarray(number).astype(jnp.int32)
     return answer._replace(evaluations=whole(answer.evaluations), rejected=whole(answer.rejected), memory=memory)

@@ -26,7 +26,7 @@ def assert_close(
     np.testing.assert_allclose(actual, expected, rtol=rtol, atol=atol)
 
 # %% ../nbs/theory/00_checks.ipynb #acc0298a
-def pytree_dataclass(cls):
+def pytree_dataclass(cls: type) -> type:
     "A frozen dataclass that JAX may trace: fields marked `static` are compiled in, the others are data."
     cls = dataclass(frozen=True, eq=False)(cls)
     static = [f.name for f in fields(cls) if f.metadata.get("static")]
@@ -46,7 +46,7 @@ def as_pytree_function(function: Callable) -> Callable:
     return jax.tree_util.Partial(function) if jax.tree_util.all_leaves([function]) else function
 
 # %% ../nbs/theory/00_checks.ipynb #d1099811
-def check_positive(name: str, value):
+def check_positive(name: str, value) -> Any:  # -> value
     "Every entry of `value` must be a finite number above zero; tracers pass."
     if isinstance(value, jax.core.Tracer): return value
     array = np.asarray(value)
@@ -54,20 +54,20 @@ def check_positive(name: str, value):
         raise ValueError(f"{name} must be positive and finite, got {value!r}")
     return value
 
-def check_count(name: str, value, at_least: int = 1):
+def check_count(name: str, value, at_least: int = 1) -> int:
     "`value` must be a whole number, `at_least` or more."
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < at_least:
         raise ValueError(f"{name} must be a whole number of at least {at_least}, got {value!r}")
     return int(value)
 
-def check_choice(name: str, value, choices):
+def check_choice(name: str, value, choices: tuple | dict) -> Any:  # -> value
     "`value` must be one of `choices`."
     if not isinstance(value, str) or value not in choices:
         raise ValueError(f"{name} must be one of {sorted(choices)}, got {value!r}")
     return value
 
 # %% ../nbs/theory/00_checks.ipynb #f8277dc4
-def check_points(name: str, points):
+def check_points(name: str, points) -> jax.Array:
     "A finite floating (n, d) array, n and d at least one."
     array = jnp.asarray(points)
     if array.ndim != 2 or 0 in array.shape:
@@ -78,7 +78,7 @@ def check_points(name: str, points):
         raise ValueError(f"{name} holds NaN or infinite entries in rows {np.flatnonzero(~np.isfinite(array).all(1))[:5]}")
     return array
 
-def check_weights(name: str, weights, n: int):
+def check_weights(name: str, weights, n: int) -> jax.Array:
     "n finite weights, or uniform ones where None is given."
     if weights is None: return jnp.full(n, 1.0 / n)
     array = jnp.asarray(weights)

@@ -201,7 +201,7 @@ def scale_ladder(
     means = np.broadcast_to(centre, (num_scales, len(centre)))
     return GaussianMixture(np.full(num_scales, 1.0 / num_scales), means, factors[:, None, None] * root)
 
-def as_root(root, d: int) -> np.ndarray:  # (d, d)
+def as_root(root: np.ndarray | None, d: int) -> np.ndarray:  # (d, d)
     "A Cholesky factor from nothing (identity), from d standard deviations, or from itself."
     root = np.eye(d) if root is None else np.asarray(root, float)
     if root.shape == (d,): root = np.diag(root)
@@ -283,7 +283,9 @@ class Cloud(NamedTuple):
     proposal: GaussianMixture  # what the points were drawn from
 
     @property
-    def efficiency(self): return self.effective_size / len(self.weights)
+    def efficiency(self):
+        "Effective over actual number of points."
+        return self.effective_size / len(self.weights)
 
 # %% ../nbs/theory/22_cloud.ipynb #63077a35
 def importance_cloud(

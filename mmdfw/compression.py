@@ -9,7 +9,7 @@ __all__ = ['Compressed', 'draw_pool', 'compress', 'run_compression']
 from dataclasses import dataclass
 from typing import Any
 import jax, jax.numpy as jnp
-from .checks import check_choice, check_count, show_progress
+from .checks import Layout, check_choice, check_count, show_progress
 from .embedding import ReferenceEmbedding, reference_embedding
 from .fitting import History, as_history, grow, jitted_discrepancy, jitted_in_use, jitted_init, run_refinement
 from .frank_wolfe import Components, capacity_for
@@ -74,7 +74,7 @@ def compress(
     return run_compression(key, parts, pool, layout, num_particles, refine and points == "free", max_refinement_steps, show_progress(progress))
 
 # %% ../nbs/practice/88_compress.ipynb #05332a99
-def run_compression(key: jax.Array, parts: Components, pool: PoolStarts, layout, num_particles: int, refine: bool, max_steps: int, progress: bool) -> Compressed:
+def run_compression(key: jax.Array, parts: Components, pool: PoolStarts, layout: Layout, num_particles: int, refine: bool, max_steps: int, progress: bool) -> Compressed:
     "Growth from the best single draw, then refinement."
     first = pool.points[jnp.argmax(pool.means**2 / parts.kernel.diagonal(pool.features))]
     state = jitted_init(parts._replace(oracle=None), first[None], capacity_for(1))  # without the oracle, so that all share compiled code

@@ -11,7 +11,7 @@ __all__ = ['OFFLINE', 'BROKEN', 'LIMIT', 'UCI', 'NAVAL', 'PROTEIN', 'YEAR', 'COV
            'fetch', 'Entry', 'catalogue']
 
 # %% ../nbs/practice/84_data.ipynb #967509eb
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 from pathlib import Path, PurePosixPath
 import gzip, hashlib, io, os, struct, tempfile, warnings, zipfile, zlib
 import numpy as np, pandas as pd, pooch
@@ -37,7 +37,7 @@ def check_numbers(name: str, values, ndim: int) -> np.ndarray:
     if array.dtype.kind not in "fiub": raise ValueError(f"{name} must hold real numbers, got dtype {array.dtype}")
     return array if array.dtype == np.float32 else array.astype(np.float64)
 
-def check_finite(name: str, array, columns):
+def check_finite(name: str, array: np.ndarray, columns: tuple):
     "Refuse missing and infinite entries, naming rows and columns."
     if np.isfinite(array).all(): return
     bad = ~np.isfinite(array)
@@ -67,7 +67,7 @@ def named_columns(name: str, x) -> tuple:  # -> (rows, columns) array, names
     return x, tuple(f"x{i}" for i in range(x.shape[1]))
 
 # %% ../nbs/practice/84_data.ipynb #a8b2be28
-def target_position(name: str, columns: tuple, target) -> int:
+def target_position(name: str, columns: tuple, target: str | int) -> int:
     "Which column is meant: by name, or by position."
     if target is None: raise ValueError(f"{name} needs a target: give y, or target= one of the columns {list(columns)}")
     if str(target) in columns: return columns.index(str(target))
@@ -128,7 +128,7 @@ def check_binary(y, name: str = "y") -> np.ndarray:
         raise ValueError(f"{name} must be a label that is 0 or 1, got {len(values)} values: {values[:5].tolist()}{' ...' if len(values) > 5 else ''}")
     return np.asarray(y)
 
-def check_row_numbers(name: str, rows, num: int) -> np.ndarray:
+def check_row_numbers(name: str, rows: np.ndarray, num: int) -> np.ndarray:
     "Row numbers of a table with `num` rows, each once."
     rows = np.asarray(list(rows) if isinstance(rows, (range, set)) else rows)
     if rows.size == 0: raise ValueError(f"{name} is empty: both parts of a split need at least one row")
@@ -147,7 +147,7 @@ def split_rows(num: int, seed: int = 0, test_fraction: float = 0.1) -> tuple:  #
     order = np.random.default_rng(check_count("seed", seed, 0)).permutation(num)
     return order[num_test:], order[:num_test]
 
-def given_rows(num: int, train, test) -> tuple:  # -> training rows, test rows
+def given_rows(num: int, train: np.ndarray, test: np.ndarray) -> tuple:  # -> training rows, test rows
     "Row numbers from two lists that share none."
     if train is None or test is None: raise ValueError("give both train and test, or neither")
     train, test = check_row_numbers("train", train, num), check_row_numbers("test", test, num)
@@ -205,7 +205,7 @@ BROKEN = (ValueError, EOFError, gzip.BadGzipFile, zipfile.BadZipFile, zipfile.La
           NotImplementedError, RuntimeError, OverflowError, KeyError, IndexError, pd.errors.ParserWarning)
 LIMIT = 2**30  # bytes of content; the largest published file, Year, has less than half
 
-def read_limited(stream) -> bytes:
+def read_limited(stream: BinaryIO) -> bytes:
     "All of a stream, unless it is absurdly long."
     content = stream.read(LIMIT + 1)
     if len(content) > LIMIT: raise ValueError(f"its content exceeds {LIMIT:,} bytes")

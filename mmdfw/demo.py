@@ -12,7 +12,7 @@ from typing import Callable, NamedTuple
 import jax, jax.numpy as jnp, matplotlib.pyplot as plt, numpy as np, optax
 from .bench import PRIOR_SD, exact_mmd2, timed
 from .data import Split, load, split
-from .fitting import fit
+from .fitting import Fit, fit
 from .kernel import RBF
 from .metrics import GaussianPredictive, regression_scores
 from .mixture import eleven_gaussians
@@ -106,7 +106,7 @@ def draw_mixture(named: dict, path: Path):
         plt.close(figure)
 
 # %% ../nbs/practice/94_demo.ipynb #8beae453
-def draw_regression(result, path: Path):
+def draw_regression(result: Fit, path: Path):
     "Posterior means of the slopes with two posterior standard deviations, and how the discrepancy fell."
     names = load("diabetes").columns
     mean = result.expectation(lambda p: p["slopes"])

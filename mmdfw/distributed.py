@@ -137,7 +137,7 @@ def fit_across(
     return Across(jax.vmap(layout.unravel)(position), weights, position, state)
 
 # %% ../nbs/practice/78_distributed.ipynb #78c00008
-def begin_across(key, target: Posterior, layout: Layout, num_particles: int, num_starts: int, num_steps: int, mode_steps: int, checkpoint) -> tuple:  # -> parts, state, owner
+def begin_across(key, target: Posterior, layout: Layout, num_particles: int, num_starts: int, num_steps: int, mode_steps: int, checkpoint: str | Path | None) -> tuple:  # -> parts, state, owner
     "From the checkpoint if there is one, else from the mode."
     d, capacity = sum(int(np.prod(shape)) for shape in layout.shapes), capacity_for(num_particles)
     owner = np.append(np.asarray(jax.random.key_data(key)), [target.num_rows, capacity]).astype(np.int64 if jax.config.jax_enable_x64 else np.int32)
@@ -161,7 +161,7 @@ class Speeds(NamedTuple):
     latency: float  # of one message
     per_byte: float
 
-def step_seconds(speeds: Speeds, num_rows: int, num_bytes: int, devices) -> np.ndarray:
+def step_seconds(speeds: Speeds, num_rows: int, num_bytes: int, devices: int | np.ndarray) -> np.ndarray:
     "A walk step with its rows divided among devices: the model."
     devices = np.asarray(devices, float)
     reduce = 2 * np.ceil(np.log2(devices)) * speeds.latency + 2 * (1 - 1 / devices) * num_bytes * speeds.per_byte

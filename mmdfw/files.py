@@ -11,7 +11,7 @@ import hashlib, json, os, platform, warnings
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Callable
+from typing import Any, Callable
 import jax, numpy as np, optax, pooch
 
 # %% ../nbs/practice/79_files.ipynb #c7cd9453
@@ -26,7 +26,7 @@ def whole_file(path):
         draft.replace(path)
     finally: draft.unlink(missing_ok=True)
 
-def write_json(path, result):
+def write_json(path, result: dict):
     "Write whole or not at all."
     with whole_file(path) as file: file.write((json.dumps(result, indent=1) + "\n").encode())
 
@@ -35,7 +35,7 @@ def versions() -> dict:
     return {"python": platform.python_version(), "jax": jax.__version__, "optax": optax.__version__, "device": jax.devices()[0].platform}
 
 # %% ../nbs/practice/79_files.ipynb #56ebe834
-def plain(value):
+def plain(value) -> Any:
     "An array in words, for JSON: its shape, its type and a digest of its bytes. Random keys and NumPy's numbers are taken too."
     if isinstance(value, jax.Array) and is_key(value): value = jax.random.key_data(value)
     if not isinstance(value, (jax.Array, np.ndarray, np.generic)) or np.asarray(value).dtype.hasobject:
@@ -43,7 +43,9 @@ def plain(value):
     array = np.asarray(value)
     return {"shape": array.shape, "dtype": str(array.dtype), "sha256": hashlib.sha256(array.tobytes()).hexdigest()}
 
-def is_key(value: jax.Array) -> bool: return jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
+def is_key(value: jax.Array) -> bool:
+    "Whether an array holds random keys."
+    return jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
 
 def fingerprint(name: str, settings: dict) -> str:
     "sha256 of a name, settings and versions."
@@ -87,6 +89,6 @@ def cached(
     return arrays
 
 # %% ../nbs/practice/79_files.ipynb #39b450c8
-def program_digest(function: Callable, *arguments) -> str:
+def program_digest(function: Callable, *arguments: Any) -> str:
     "sha256 of the program that JAX makes of a function at these arguments: its operations and its constants."
     return hashlib.sha256(jax.jit(lambda *a: function(*a)).lower(*arguments).as_text().encode()).hexdigest()

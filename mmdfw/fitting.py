@@ -255,7 +255,9 @@ def grow(
     return state, infos
 
 # %% ../nbs/theory/53_fit.ipynb #ace670e2
-def bar_count(state: State) -> int: return int(state.particles.count)
+def bar_count(state: State) -> int:
+    "How many particles there are, as a plain number."
+    return int(state.particles.count)
 
 def close_enough(info: Info, gap_tolerance: float) -> bool:
     "The gap says so, and the step that measured it has made nothing worse; a gap that nobody measured is NaN."
@@ -315,11 +317,21 @@ class Fit:
         return (f"Fit({len(self)} particles, {measure} {self.discrepancy:.3g}, {self.evaluations} target evaluations, "
                 f"embedding: {self.embedding_name})")
     @property
-    def embedding_name(self): return self.context.embedding_name
-    def expectation(self, f): return expectation(self, f)
-    def add(self, num, progress=None, gap_tolerance=None): return add(self, num, progress, gap_tolerance)
-    def refine(self, max_steps=300, progress=None): return refine_fit(self, max_steps, progress)
-    def sample(self, key, num): return sample(self, key, num)
+    def embedding_name(self):
+        "Which embedding was taken, in words."
+        return self.context.embedding_name
+    def expectation(self, f):
+        "The posterior mean of f(position), with the standard deviation that quadrature gives it."
+        return expectation(self, f)
+    def add(self, num, progress=None, gap_tolerance=None):
+        "A new fit with `num` more particles, the same as if all had been asked for at once."
+        return add(self, num, progress, gap_tolerance)
+    def refine(self, max_steps=300, progress=None):
+        "A new fit with all positions moved together, as far as that lowers MMD^2."
+        return refine_fit(self, max_steps, progress)
+    def sample(self, key, num):
+        "`num` particles drawn by weight, with replacement."
+        return sample(self, key, num)
 
 # %% ../nbs/theory/53_fit.ipynb #c088bee4
 def into_support(parts: Components, logdensity: Callable, positions: jax.Array, weights: jax.Array) -> tuple:  # -> positions, weights
@@ -345,7 +357,7 @@ def own_mmd2(parts: Components, positions: jax.Array, weights: jax.Array) -> jax
     features = parts.kernel.features(positions)
     return mmd2_from_parts(weights, parts.kernel.gram(features, features), parts.embedding.mean(positions, None), parts.embedding.double_integral)
 
-def unravel(logdensity: FlatLogdensity, positions: jax.Array):
+def unravel(logdensity: FlatLogdensity, positions: jax.Array) -> Any:  # a pytree with a leading axis
     "Vectors as pytrees."
     return jax.vmap(logdensity.unravel)(positions)
 
@@ -414,7 +426,7 @@ def fit(
     return finish(parts, state, as_history(infos, context.evaluations), context, progress)
 
 # %% ../nbs/theory/53_fit.ipynb #23a1bf49
-def check_gap(gap_tolerance, embedding: Embedding):
+def check_gap(gap_tolerance: float | None, embedding: Embedding):
     "A gap needs values of mu_p."
     if gap_tolerance is None: return
     check_positive("gap_tolerance", gap_tolerance)
@@ -461,7 +473,7 @@ def belief(parts: Components, positions: jax.Array, weights: jax.Array, values: 
 jitted_belief = jax.jit(belief)
 
 # %% ../nbs/theory/53_fit.ipynb #a443f5fb
-def sample(result: Fit, key: jax.Array, num: int):
+def sample(result: Fit, key: jax.Array, num: int) -> Any:  # a pytree with a leading axis of num
     "Draw particles by weight, with replacement; negative weights count as zero."
     check_count("num", num)
     which = jax.random.categorical(key, jnp.log(jnp.maximum(result.weights, 0.0)), shape=(num,))

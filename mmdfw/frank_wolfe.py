@@ -80,7 +80,7 @@ def look_at(parts: Components, particles: Particles, point: jax.Array) -> Row:
     return Row(feature, score, column, peak, finite)
 
 # %% ../nbs/theory/50_frank_wolfe.ipynb #1d91249e
-def append(parts: Components, state: State, point: jax.Array, valid) -> tuple:  # -> State, jitter
+def append(parts: Components, state: State, point: jax.Array, valid: bool | jax.Array) -> tuple:  # -> State, jitter
     "One more particle with weight zero; one that is not finite, or finds no room, is left out."
     particles, n, capacity = state.particles, state.particles.count, len(state.means)
     row = look_at(parts, particles, point)

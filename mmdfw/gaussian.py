@@ -29,7 +29,7 @@ def factor_of(shape: jax.Array) -> jax.Array:  # (d, d) -> (d, d)
     "A lower triangular matrix with a positive diagonal: one plus `shape`, to first order."
     return jnp.tril(shape, -1) + jnp.diag(jnp.exp(jnp.diagonal(shape)))
 
-def climb_bound(key: jax.Array, logdensity: Callable, centre: jax.Array, root: jax.Array, num_steps: int, num_draws: int, rate) -> tuple:  # -> mean, root, bounds
+def climb_bound(key: jax.Array, logdensity: Callable, centre: jax.Array, root: jax.Array, num_steps: int, num_draws: int, rate: float) -> tuple:  # -> mean, root, bounds
     "Adam on the bound, in the coordinates of the Gaussian that has been reached."
     look, d = jax.vmap(jax.value_and_grad(logdensity)), len(centre)
     optimizer = optax.adam(optax.cosine_decay_schedule(rate, num_steps))
@@ -57,7 +57,9 @@ class GaussianApproximation(NamedTuple):
     evaluations: int  # log densities and scores, each counted
 
     @property
-    def mixture(self): return GaussianMixture(jnp.ones(1, self.mean.dtype), self.mean[None], self.root[None])
+    def mixture(self):
+        "The same Gaussian as a mixture of one."
+        return GaussianMixture(jnp.ones(1, self.mean.dtype), self.mean[None], self.root[None])
 
 # %% ../nbs/theory/23_gaussian.ipynb #626939c2
 def nearest_gaussian(

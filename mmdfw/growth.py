@@ -84,7 +84,7 @@ def begin(oracle: BatchOracle, key: jax.Array, particles: Particles = None) -> F
     return Flock(positions, oracle.optimizer.init(positions), jnp.zeros((), jnp.int32), jnp.zeros(len(positions), jnp.int32), jnp.ones((), positions.dtype))
 
 # %% ../nbs/practice/85_growth.ipynb #ea86c64d
-def rate_at(oracle: BatchOracle, taken: jax.Array, total, peak) -> jax.Array:
+def rate_at(oracle: BatchOracle, taken: jax.Array, total: int, peak: float) -> jax.Array:
     "The learning rate after `taken` of `total` steps; zero beyond them."
     part = taken / total
     shape = 0.5 * (1 + jnp.cos(jnp.pi * part)) if oracle.schedule == "cosine" else 1.0
@@ -97,7 +97,7 @@ def flock_lengthscale(r2: jax.Array, used: jax.Array, before: Flock) -> jax.Arra
     return jnp.where(before.taken == 0, jnp.where(h > 0, h, 1.0), before.lengthscale)
 
 # %% ../nbs/practice/85_growth.ipynb #ae6f7b9a
-def move(oracle: BatchOracle, flock: Flock, frozen: jax.Array, used: jax.Array, scores: jax.Array, r2: jax.Array, sound: jax.Array, total, peak) -> Flock:
+def move(oracle: BatchOracle, flock: Flock, frozen: jax.Array, used: jax.Array, scores: jax.Array, r2: jax.Array, sound: jax.Array, total: int, peak: float) -> Flock:
     "One step of the flock, given its scores and squared distances."
     width = flock_lengthscale(r2, used, flock)
     direction = batch_direction(jnp.concatenate([flock.positions, frozen]), jnp.where(sound[:, None], scores, 0.0), used, r2, width)

@@ -69,7 +69,7 @@ class Kernel:
 jitted_matrix = jax.jit(lambda kernel, x, y: kernel.gram(kernel.features(x), kernel.features(y)))
 
 # %% ../nbs/theory/10_kernel.ipynb #bff74d57
-def divide(points: jax.Array, lengthscale) -> jax.Array:
+def divide(points: jax.Array, lengthscale: float | jax.Array) -> jax.Array:
     "points / lengthscale: one lengthscale for all dimensions, or one for each."
     lengthscale, dimension = jnp.asarray(lengthscale), points.shape[-1]
     if lengthscale.shape not in ((), (dimension,)):
@@ -97,7 +97,7 @@ class RBF(Radial):
     def radial(self, r2): return jnp.exp(-r2 / 2)
 
 # %% ../nbs/theory/10_kernel.ipynb #631117cd
-def check_exponent(beta):
+def check_exponent(beta: float):
     "IMQ kernels take beta in (-1, 0); the paper's +0.5 is not positive definite."
     if isinstance(beta, jax.core.Tracer) or -1 < beta < 0: return
     raise ValueError(f"beta must lie in (-1, 0), got {beta!r}: a positive exponent gives no positive definite kernel "
@@ -209,7 +209,7 @@ def stein_gram_any(
 def derivatives(
     f: Callable,  # acts on each entry by itself
     t: jax.Array,
-):
+) -> tuple:
     "f, f' and f'' entry by entry."
     one = jnp.ones_like(t)
     first = lambda u: jax.jvp(f, (u,), (one,))
@@ -250,7 +250,7 @@ def stein_gram_fourier(
             + product(turn(fx), rate_y * fy) + product(fx * rate_x, turn(fy)))
 
 # %% ../nbs/theory/10_kernel.ipynb #427e72ff
-def score_and_jacobian(score_fn: Callable, points: jax.Array):
+def score_and_jacobian(score_fn: Callable, points: jax.Array) -> tuple:
     "s(x) and its Jacobian at every point, (n, d) and (n, d, d), in one pass."
     def twice(x):
         s = score_fn(x)
@@ -342,18 +342,18 @@ def ksd_lengthscale(
     return jnp.exp(log_h)
 
 # %% ../nbs/theory/10_kernel.ipynb #54366297
-def lengthscale_from_gamma(gamma):
+def lengthscale_from_gamma(gamma: float) -> float:
     "The lengthscale of exp(-gamma r^2), as scikit-learn's `rbf_kernel` writes it."
     return (0.5 / check_positive("gamma", gamma)) ** 0.5
 
-def gamma_from_lengthscale(lengthscale):
+def gamma_from_lengthscale(lengthscale: float) -> float:
     "scikit-learn's gamma for a lengthscale of ours."
     return 0.5 / check_positive("lengthscale", lengthscale) ** 2
 
-def lengthscale_from_blackjax(length_scale):
+def lengthscale_from_blackjax(length_scale: float) -> float:
     "The lengthscale of exp(-r^2 / length_scale), as BlackJAX writes it."
     return (check_positive("length_scale", length_scale) / 2) ** 0.5
 
-def blackjax_from_lengthscale(lengthscale):
+def blackjax_from_lengthscale(lengthscale: float) -> float:
     "BlackJAX's length_scale for a lengthscale of ours."
     return 2 * check_positive("lengthscale", lengthscale) ** 2

@@ -131,7 +131,7 @@ def same_particle(problem: Problem, point: jax.Array) -> jax.Array:
     same = jnp.all(particles.position == point, 1) & (jnp.arange(len(particles.weights)) < particles.count)
     return jnp.where(jnp.any(same), jnp.argmax(same), -1).astype(jnp.int32)
 
-def next_threshold(threshold: jax.Array, gap: jax.Array, accuracy, gains=True) -> tuple:  # -> Phi, whether it was met
+def next_threshold(threshold: jax.Array, gap: jax.Array, accuracy: float, gains=True) -> tuple:  # -> Phi, whether it was met
     "Phi_0 = gap / 2; a gap below Phi / K lowers Phi to min(gap, Phi / 2). Where nothing is to gain, Phi stays."
     now = jnp.where(jnp.isinf(threshold), gap / 2, threshold)
     met = gap >= now / accuracy
@@ -147,11 +147,11 @@ def lazy_delta(
     if not accuracy >= 1: raise ValueError(f"accuracy must be at least 1, got {accuracy!r}")
     return checked_delta(delta) / (2 * accuracy)
 
-def lazy_linear_bound(num: int, first, inner, outer, delta=1.0, accuracy=2.0) -> np.ndarray:  # (num,): before and after num - 1 steps
+def lazy_linear_bound(num: int, first: float, inner: float, outer: float, delta=1.0, accuracy=2.0) -> np.ndarray:  # (num,): before and after num - 1 steps
     "MMD^2 of lazy steps with line search in finite dimension; arguments as in linear_bound."
     return linear_bound(num, first, inner, outer, lazy_delta(delta, accuracy))
 
-def lazy_sublinear_bound(num: int, first, outer, delta=1.0, accuracy=2.0) -> np.ndarray:
+def lazy_sublinear_bound(num: int, first: float, outer: float, delta=1.0, accuracy=2.0) -> np.ndarray:
     "The same in any dimension; arguments as in sublinear_bound."
     return sublinear_bound(num, first, outer, lazy_delta(delta, accuracy))
 
@@ -166,6 +166,6 @@ def progress_bound(
     check_positive("diameter", diameter)
     return first - np.cumsum((np.asarray(thresholds, float) / (accuracy * diameter)) ** 2)
 
-def negative_calls_bound(first_threshold, threshold) -> int:
+def negative_calls_bound(first_threshold: float, threshold: float) -> int:
     "At most so many negative calls bring Phi from the first value to the other."
     return int(np.floor(np.log2(first_threshold / threshold)))

@@ -89,12 +89,12 @@ def short_run(key, case: Case, effort: float) -> tuple:  # -> Draws, evaluations
     run = nuts(key, case.target, case.start, max(10, int(150 * effort)), 16, 50, gaussian=near, progress=False)
     return run, near.evaluations + run.evaluations
 
-def by_nuts(key, case: Case, num: int, effort: float):
+def by_nuts(key, case: Case, num: int, effort: float) -> tuple:  # -> positions, weights, evaluations
     "Draws of a short run."
     draws, evaluations = short_run(key, case, effort)
     return evenly(draws.positions, num), None, evaluations
 
-def by_compression(key, case: Case, num: int, effort: float):
+def by_compression(key, case: Case, num: int, effort: float) -> tuple:
     "The same run, compressed."
     draw_key, key = jax.random.split(key)
     draws, evaluations = short_run(draw_key, case, effort)
@@ -102,12 +102,12 @@ def by_compression(key, case: Case, num: int, effort: float):
     return small.positions, small.weights, evaluations
 
 # %% ../nbs/practice/97_logistic.ipynb #ffdcb555
-def by_fit(key, case: Case, num: int, effort: float):
+def by_fit(key, case: Case, num: int, effort: float) -> tuple:
     "The library's defaults, without a Markov chain."
     result = fit(key, case.target, case.start, num_particles=num, progress=False)
     return result.positions, result.weights, result.evaluations
 
-def by_stein_points(key, case: Case, num: int, effort: float):
+def by_stein_points(key, case: Case, num: int, effort: float) -> tuple:
     "Greedy Stein points by gradient, from near the particles that are there."
     width = median_lengthscale(case.starts, divide_by_log=False)
     oracle = GradientOracle(NearParticles(0.3), optax.adam(0.05), num_steps=max(10, int(100 * effort)), num_starts=2, objective=greedy_value)
@@ -124,12 +124,12 @@ SGLD_SIZES = (1e-4, 3e-4, 1e-3)
 
 adam = lru_cache(optax.adam)  # one object for each rate, so that runs share compiled code
 
-def by_svgd(case: Case, effort: float, rate: float, bandwidth: str, part: float = 1.0):
+def by_svgd(case: Case, effort: float, rate: float, bandwidth: str, part: float = 1.0) -> tuple:
     "From the prior, on all rows; `part` of the whole run."
     result = svgd(case.flat, case.starts, max(20, int(2000 * effort * part)), adam(rate), bandwidth)
     return result.positions, None, result.evaluations
 
-def by_sgld(key, case: Case, num: int, effort: float, step_size: float):
+def by_sgld(key, case: Case, num: int, effort: float, step_size: float) -> tuple:
     "Evenly spaced draws of four chains; a minibatch's score counts for its part of the rows."
     steps = max(200, int(20_000 * effort))
     draws = sgld(key, case.minibatch, case.start, step_size, steps // 10, num_warmup=steps // 4, thin=10)

@@ -66,7 +66,7 @@ def check_mixture_weights(weights, like: jax.Array) -> jax.Array:  # (n,)
         raise ValueError(f"weights must have a positive sum, got {np.sum(np.asarray(weights))}")
     return weights
 
-def check_sds(sds, like: jax.Array) -> jax.Array:  # (n, m) or (n, 1)
+def check_sds(sds: jax.Array, like: jax.Array) -> jax.Array:  # (n, m) or (n, 1)
     "Positive standard deviations, one for each particle, or for each particle and row."
     sds = check_entries("sds", sds, lambda a: (a > 0) & np.isfinite(a), "positive and finite").astype(like.dtype)
     if sds.shape not in (like.shape, (len(like), 1)):
@@ -84,7 +84,7 @@ def check_labels(y, like: jax.Array) -> jax.Array:  # (m,)
     "One label, 0 or 1, for each row."
     return check_observed("labels", check_entries("labels", y, lambda a: (a == 0) | (a == 1), "0 or 1"), like)
 
-def check_levels(levels, like: jax.Array) -> jax.Array:  # (l,)
+def check_levels(levels: float | jax.Array, like: jax.Array) -> jax.Array:  # (l,)
     "Probabilities strictly between 0 and 1, also after rounding to the precision of the predictions."
     levels = check_entries("levels", jnp.atleast_1d(jnp.asarray(levels, like.dtype)), lambda a: (a > 0) & (a < 1), "strictly between 0 and 1")
     if levels.ndim != 1: raise ValueError(f"levels must be a number or one-dimensional, got shape {levels.shape}")
@@ -105,14 +105,26 @@ class GaussianPredictive:
         means = check_matrix("means", self.means)
         checked = dict(means=means, sds=check_sds(self.sds, means), weights=check_mixture_weights(self.weights, means))
         for name, value in checked.items(): object.__setattr__(self, name, value)
-    mean = property(lambda self: mixture_mean(self))  # (m,)
-    variance = property(lambda self: mixture_variance(self))  # (m,)
-    def log_likelihood(self, y): return mixture_log_likelihood(self, check_observed("y", y, self.means))  # (m,) -> (m,)
-    def cdf(self, y): return mixture_cdf(self, check_observed("y", y, self.means))  # (m,) -> (m,)
-    def quantile(self, levels): return mixture_quantile(self, levels)  # -> (levels, m)
-    def interval(self, level): return mixture_interval(self, level)  # -> (2, m): lower and upper end
-    def sample(self, key, num): return mixture_sample(self, key, num)  # -> (num, m)
-    def rescale(self, shift, scale): return mixture_rescale(self, shift, scale)  # -> on the original scale
+    mean = property(lambda self: mixture_mean(self), doc="(m,): for each row, with signed weights as they are.")
+    variance = property(lambda self: mixture_variance(self), doc="(m,): within the particles plus between them.")
+    def log_likelihood(self, y):  # (m,) -> (m,)
+        "Log density of y, row by row."
+        return mixture_log_likelihood(self, check_observed("y", y, self.means))
+    def cdf(self, y):  # (m,) -> (m,)
+        "Probability of a value up to y, row by row."
+        return mixture_cdf(self, check_observed("y", y, self.means))
+    def quantile(self, levels):  # -> (levels, m)
+        "The values below which each of the levels lies."
+        return mixture_quantile(self, levels)
+    def interval(self, level):  # -> (2, m): lower and upper end
+        "The middle interval that holds so much of the probability."
+        return mixture_interval(self, level)
+    def sample(self, key, num):  # -> (num, m)
+        "Draws of y, row by row."
+        return mixture_sample(self, key, num)
+    def rescale(self, shift, scale):  # -> on the original scale
+        "The same for shift + scale y."
+        return mixture_rescale(self, shift, scale)
 
 # %% ../nbs/practice/90_metrics.ipynb #318f1b85
 def combine(weights: jax.Array, values: jax.Array) -> jax.Array:  # (n,), (n, m) -> (m,)
@@ -217,8 +229,10 @@ class BernoulliPredictive:
     def __post_init__(self):
         logits = check_matrix("logits", self.logits)
         for name, value in dict(logits=logits, weights=check_mixture_weights(self.weights, logits)).items(): object.__setattr__(self, name, value)
-    probability = property(lambda self: bernoulli_probability(self))  # (m,)
-    def log_likelihood(self, y): return bernoulli_log_likelihood(self, check_labels(y, self.logits))  # (m,) -> (m,)
+    probability = property(lambda self: bernoulli_probability(self), doc="(m,): of label 1, for each row.")
+    def log_likelihood(self, y):  # (m,) -> (m,)
+        "Log probability of the labels, row by row."
+        return bernoulli_log_likelihood(self, check_labels(y, self.logits))
 
 @jax.jit
 def bernoulli_probability(predictive: BernoulliPredictive) -> jax.Array:  # (m,)

@@ -43,7 +43,7 @@ def check_set(
     points,  # (n, d)
     weights_name: str,
     weights,  # (n,), uniform if None
-):  # -> points, weights of the same dtype
+) -> tuple:  # points, weights of the same dtype
     "A weighted set, finite and of matching shapes; while JAX traces, the shapes alone are looked at."
     with jax.ensure_compile_time_eval():  # known values stay known inside jit
         if not isinstance(points, jax.core.Tracer): points = check_points(name, points)

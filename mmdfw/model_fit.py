@@ -62,16 +62,21 @@ class ModelFit:
         said = "".join(f", {name} {value:.4g}" for name, value in last.metrics.items())
         return f"ModelFit({len(self)} particles of {type(self.model).__name__}, {last.steps} minibatch scores{said})"
     def predict(self, x):
+        "What the particles say of y at each row of x: a predictive distribution."
         x, columns = jnp.asarray(x, self.positions.dtype), self.parts.embedding.score_fn.target.x.shape[-1]
         if x.ndim != 2 or x.shape[1] != columns: raise ValueError(f"x must be (rows, {columns}), as in the fit, got shape {x.shape}")
         return self.model.predict(self.particles, self.weights, x)
-    def add(self, num, monitor=None, progress=None, batches=None): return add_particles(self, num, monitor, progress, batches)
-    def save(self, path, notes=None): return save_fit(self, path, notes)
+    def add(self, num, monitor=None, progress=None, batches=None):
+        "A new fit with `num` more particles; where rows came from an iterator, `batches` goes on with one."
+        return add_particles(self, num, monitor, progress, batches)
+    def save(self, path, notes=None):
+        "Write everything that growth needs to go on; `load_fit` reads it."
+        return save_fit(self, path, notes)
 
 # %% ../nbs/practice/86_fit_model.ipynb #f5f21062
 class Run:
     "The clock, the bar and the records of one fit."
-    def __init__(self, layout: Layout, monitor, every: float, bar, records=()):
+    def __init__(self, layout: Layout, monitor, every: float, bar: tqdm, records=()):
         self.layout, self.monitor, self.every, self.bar, self.records = layout, monitor, every, bar, list(records)
         last = self.records[-1] if self.records else Record(0.0, 0, 0, {})
         self.seconds, self.steps, self.asked, self.since = last.seconds, last.steps, last.seconds, time.perf_counter()
@@ -193,7 +198,7 @@ def fit_model(
     return run_growth(key, model, oracle, make_parts, None, None, num_particles, batches, monitor, monitor_every, progress, ())
 
 # %% ../nbs/practice/86_fit_model.ipynb #4b8cbec0
-def gather_rows(x, y, batches, num_rows, score_rows, batch_size) -> tuple:  # -> dict of rows to draw from and to score on, R
+def gather_rows(x, y, batches, num_rows: int | None, score_rows: int, batch_size) -> tuple:  # -> dict of rows to draw from and to score on, R
     "Arrays, or the first batches of an iterator for the scores; checked."
     if (batches is None) == (x is None): raise ValueError("give either x and y, or batches= and num_rows=")
     check_count("batch_size", batch_size)
@@ -212,7 +217,7 @@ def posterior_on(model: Model, rows: tuple, whole: int, chunk_size: int) -> Post
     return posterior(model, *rows, chunk_size, whole if len(rows[1]) < whole else None)
 
 # %% ../nbs/practice/86_fit_model.ipynb #bf3ed870
-def run_growth(key, model, oracle, make_parts, parts, state, num_particles, batches, monitor, every, progress, records) -> ModelFit:
+def run_growth(key, model, oracle, make_parts: Callable, parts, state, num_particles, batches, monitor, every: float, progress, records: list) -> ModelFit:
     "Grow, with a progress bar, and put the result together."
     calls = -(-(num_particles - (0 if state is None else int(state.particles.count))) // oracle.batch_size)
     pieces = lambda steps: -(-steps // oracle.piece) * oracle.piece

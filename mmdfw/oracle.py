@@ -97,7 +97,7 @@ def pick(
                     jnp.asarray(evaluations), jnp.sum(~finite))
 
 # %% ../nbs/theory/30_oracle.ipynb #f6bd9760
-def check_box(box) -> tuple:  # d pairs of numbers
+def check_box(box: tuple) -> tuple:  # d pairs of numbers
     "A bounded box, lower ends below upper ends."
     try: array = np.asarray(box, float)
     except (TypeError, ValueError): array = np.zeros(0)
@@ -245,7 +245,7 @@ def crowding_gradient(problem: Problem, batch: jax.Array) -> jax.Array:  # (B, d
     return jax.grad(lambda x: crowding(problem, x))(batch)
 
 # %% ../nbs/theory/30_oracle.ipynb #42ef8930
-def walk(oracle: GradientOracle, problem: Problem, first: jax.Array):  # (S, B, d) -> (S, B, d), (S,) bool
+def walk(oracle: GradientOracle, problem: Problem, first: jax.Array) -> tuple:  # (S, B, d) -> (S, B, d), (S,) bool
     "L optimiser steps down the objective; a set that meets a non-finite gradient stops where it is."
     def gradient(sets):
         slope = objective_gradient(oracle.objective, problem, sets.reshape(-1, sets.shape[-1])).reshape(sets.shape)

@@ -49,7 +49,7 @@ def check_shares(name: str, rows: int, mesh: Mesh):
 def shard_rows(
     tree,  # arrays, or a pytree of them
     mesh: Mesh,
-):
+) -> Any:
     "The first axis of every leaf divided among the devices."
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         name = f"leaf {jax.tree_util.keystr(path)}" if path else "the array"
@@ -78,7 +78,7 @@ class Cost(NamedTuple):
     messages: int  # all-reduces, all-gathers and the like
     bytes: int  # that they bring
 
-def program_cost(function: Callable, *arguments) -> Cost:
+def program_cost(function: Callable, *arguments: Any) -> Cost:
     "Operations and messages of one device, from the compiled program of a function, jitted or not."
     compiled = (function if hasattr(function, "lower") else jax.jit(function)).lower(*arguments).compile()
     found = re.findall(r"= (.*?) (?:all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\(", compiled.as_text())
@@ -118,7 +118,7 @@ def run_workers(
     worker: Callable,  # (mine, shared) -> mine; may send by the name blocks.axis
     mine,  # a pytree, each leaf with a leading axis of `num`
     shared,  # a pytree, the same for all
-):
+) -> Any:  # a pytree like `mine`
     "All workers at once, each on its device if there is a mesh."
     if blocks.mesh is None: return jax.vmap(worker, (0, None), axis_name=blocks.axis)(mine, shared)
     def on_device(mine, shared):
@@ -247,7 +247,7 @@ class BlockBatchOracle(BatchOracle):
         if self.piece % self.blocks.sync_every: raise ValueError(f"sync_every must divide the {self.piece} steps of a piece, got {self.blocks.sync_every}")
     def advance(self, *piece): return block_advance(self, *piece)
 
-def block_advance(oracle: BlockBatchOracle, key: jax.Array, flock: Flock, frozen: jax.Array, used: jax.Array, total, peak, stack=None) -> Flock:
+def block_advance(oracle: BlockBatchOracle, key: jax.Array, flock: Flock, frozen: jax.Array, used: jax.Array, total: int, peak: float, stack=None) -> Flock:
     "As `advance`; every worker moves its coordinates of the flock."
     blocks, shape = oracle.blocks, flock.positions.shape
     drawn = draw_rows(key, oracle.num_rows or len(oracle.y), (oracle.piece, oracle.rows_per_step)) if stack is None else stack
@@ -259,7 +259,7 @@ def block_advance(oracle: BlockBatchOracle, key: jax.Array, flock: Flock, frozen
     return jax.tree.map(together, found, flock)
 
 # %% ../nbs/theory/62_parallel.ipynb #62d00002
-def advance_block(blocks: Blocks, d: int, own_rows: bool, flock: Flock, frozen: jax.Array, oracle: BlockBatchOracle, used: jax.Array, drawn, total, peak) -> Flock:
+def advance_block(blocks: Blocks, d: int, own_rows: bool, flock: Flock, frozen: jax.Array, oracle: BlockBatchOracle, used: jax.Array, drawn: jax.Array, total: int, peak: float) -> Flock:
     "One worker's share of a piece."
     num_rows = oracle.num_rows or len(oracle.y)
     slope = jax.grad(lambda u, x, y: minibatch_logdensity(oracle.model, oracle.layout.unravel(u), x, y, num_rows))

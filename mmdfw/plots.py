@@ -44,7 +44,7 @@ def plot_particles(
     positions,  # (n, 2) or more columns, of which the first two are drawn
     weights=None,  # disc areas, uniform if None; hollow discs for negative weights
     ax=None,
-    color: str = colors["svgd"],
+    color: str = colors["mmdfw"],
     size: float = 3000.0,  # area of a disc of weight one, in points^2
     **kwargs,  # for `scatter`
 ):

@@ -30,7 +30,7 @@ def grow_factor(
     column: jax.Array,  # (capacity,): k(x_new, x_i), zero from `count` on
     peak: jax.Array,  # k(x_new, x_new)
     count: jax.Array,  # rows in use
-):  # -> the factor with one more row, and the jitter added to k(x_new, x_new)
+) -> tuple:  # the factor with one more row, and the jitter added to k(x_new, x_new)
     "One more row of the Cholesky factor at O(n^2), with the first jitter that keeps the whole factor well above rounding."
     row = solve_triangular(factor, column, lower=True)
     left, inverse = peak - row @ row, solve_triangular(factor, row, lower=True, trans=1)
@@ -87,7 +87,7 @@ def support_weights(gram: jax.Array, means: jax.Array, support: jax.Array) -> ja
     block = jnp.where(support[:, None] & support[None, :], gram, 0.0) + jnp.diag(jnp.where(support, small, 1.0))
     return sum_to_one_weights(jnp.linalg.cholesky(block), jnp.where(support, means, 0.0), support.astype(gram.dtype))
 
-def change_support(gram: jax.Array, means: jax.Array, inside: jax.Array, weights: jax.Array, support: jax.Array):
+def change_support(gram: jax.Array, means: jax.Array, inside: jax.Array, weights: jax.Array, support: jax.Array) -> tuple:
     "One round of the active-set method: -> weights, support, whether there is more to do."
     aim = support_weights(gram, means, support)
     sound = jnp.all(jnp.isfinite(aim))  # else stay with what we have
@@ -147,7 +147,7 @@ def inexact_bq(
     estimated_means: jax.Array,  # (n,): z-hat
     means: jax.Array,  # (n,): z
     factor: jax.Array,  # (n, n): Cholesky factor of the Gram matrix
-    double_integral,
+    double_integral: jax.Array,
 ) -> InexactBQ:
     "beta, delta_BQ and the condition of Theorem 1, and the excess that the estimate really costs."
     beta = estimated_means / means

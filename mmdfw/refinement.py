@@ -60,7 +60,7 @@ def make_optimizer() -> optax.GradientTransformation:
     return optax.lbfgs(memory_size=10)
 
 # %% ../nbs/theory/52_refine.ipynb #6a7dd9be
-def walk(kernel: Kernel, embedding: Embedding, rule: StepRule, start: jax.Array, scale, state: Walk, num_steps: int) -> Walk:
+def walk(kernel: Kernel, embedding: Embedding, rule: StepRule, start: jax.Array, scale: float | jax.Array, state: Walk, num_steps: int) -> Walk:
     "Some L-BFGS steps on all positions at once."
     loss = lambda u: refinement_objective(kernel, embedding, u * scale, rule, start)
     optimizer, value_and_grad = make_optimizer(), optax.value_and_grad_from_state(loss)
@@ -84,7 +84,7 @@ def begin(positions: jax.Array, scale: jax.Array) -> Walk:
     state = Walk(scaled, make_optimizer().init(scaled), scaled, infinite, jnp.zeros((), jnp.int32), infinite)
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, leaf.dtype), state)  # not weakly typed, as `walk` returns them: it compiles once
 
-def end(kernel: Kernel, embedding: Embedding, rule: StepRule, start: jax.Array, scale, state: Walk, positions: jax.Array) -> tuple:
+def end(kernel: Kernel, embedding: Embedding, rule: StepRule, start: jax.Array, scale: float | jax.Array, state: Walk, positions: jax.Array) -> tuple:
     "The best positions met, or those of the start where nothing was gained; weighed, and their MMD^2."
     best = jnp.where(state.best < state.first, state.best_positions * scale, positions)
     weighed = weigh(kernel, embedding, best, rule, start)
@@ -126,7 +126,7 @@ def refine(
     return Refined(best, weighed, float(mmd2), np.array(history), int(state.passes))
 
 # %% ../nbs/theory/52_refine.ipynb #c11244f7
-def lengthscale_of(kernel: Kernel):
+def lengthscale_of(kernel: Kernel) -> float | jax.Array:
     "The kernel's unit of length, or its base kernel's, or one."
     return getattr(kernel, "lengthscale", getattr(getattr(kernel, "base", None), "lengthscale", 1.0))
 

@@ -7,7 +7,7 @@ __all__ = ['Job', 'Loaded', 'load_job', 'make_monitor', 'run_fit', 'resume_fit',
 
 # %% ../nbs/practice/93_runs.ipynb #17112c9c
 from pathlib import Path
-from typing import Callable, NamedTuple
+from typing import Any, Callable, NamedTuple
 import jax, jax.numpy as jnp, matplotlib.pyplot as plt, numpy as np
 from .bnn import mlp
 from .checks import check_choice, check_count
@@ -65,7 +65,7 @@ def run_fit(
     out,  # file.npz; file.json and file.png stand beside it
     num_particles: int = 20,
     progress=None,
-    **settings,  # for `fit_model`: first_steps, later_steps, ...
+    **settings: Any,  # for `fit_model`: first_steps, later_steps, ...
 ) -> dict:
     "Fit a table and write particles, metrics and a figure."
     loaded = load_job(job)

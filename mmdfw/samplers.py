@@ -40,7 +40,9 @@ class Draws:
         return (f"Draws({len(self.step_size)} chains of {len(self) // len(self.step_size)}, R-hat at most {self.rhat.max():.3f}, "
                 f"ESS at least {self.ess.min():.0f}, {self.divergences} divergences, {self.evaluations} target evaluations)")
     @property
-    def pooled(self): return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), self.draws)  # one leading axis
+    def pooled(self):
+        "The draws of all chains with one leading axis."
+        return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), self.draws)
 
 # %% ../nbs/practice/87_samplers.ipynb #231f1063
 def diagnose(draws: jax.Array) -> dict:  # (chains, draws, d) -> (d,) each
@@ -111,7 +113,7 @@ def warm_up(target: Callable, key: jax.Array, starts: jax.Array, num_warmup: int
 jitted_warm_up = jax.jit(warm_up, static_argnums=(3, 4, 5))
 
 # %% ../nbs/practice/87_samplers.ipynb #88ddb0df
-def draw_some(target: Callable, keys: jax.Array, states, parameters: dict) -> tuple:  # -> states, (draws, diverged, steps) of (chains, draws, ...)
+def draw_some(target: Callable, keys: jax.Array, states: Any, parameters: dict) -> tuple:  # -> states, (draws, diverged, steps) of (chains, draws, ...)
     "A draw of every chain for each column of keys (chains, draws)."
     def chain(keys, state, parameters):
         sampler = blackjax.nuts(target, **parameters)
@@ -123,7 +125,7 @@ def draw_some(target: Callable, keys: jax.Array, states, parameters: dict) -> tu
 
 jitted_draws = jax.jit(draw_some)
 
-def draw_all(target: Callable, key: jax.Array, states, parameters: dict, num_draws: int, progress: bool) -> tuple:  # -> draws, diverged, steps
+def draw_all(target: Callable, key: jax.Array, states: Any, parameters: dict, num_draws: int, progress: bool) -> tuple:  # -> draws, diverged, steps
     "All draws; where progress is shown, in equal parts of at most a tenth, so that they share one compiled program."
     keys = jax.random.split(key, (len(parameters["step_size"]), num_draws))
     size = max(size for size in range(1, 1 + -(-num_draws // 10)) if num_draws % size == 0) if progress else num_draws
@@ -162,7 +164,7 @@ def warm_step_size(target: Whitened, key: jax.Array, starts: jax.Array, num_warm
 jitted_warm_step_size = jax.jit(warm_step_size, static_argnums=(3, 4))
 
 # %% ../nbs/practice/87_samplers.ipynb #1344cd41
-def run_chains(target: Callable, key: jax.Array, starts: jax.Array, num_draws: int, num_warmup: int, dense: bool, target_acceptance: float, gaussian, progress: bool) -> dict:
+def run_chains(target: Callable, key: jax.Array, starts: jax.Array, num_draws: int, num_warmup: int, dense: bool, target_acceptance: float, gaussian: Any, progress: bool) -> dict:
     "Warm-up and draws of every chain."
     warm_key, draw_key = jax.random.split(key)
     if gaussian is None:
@@ -214,7 +216,7 @@ def nuts(
 # %% ../nbs/practice/87_samplers.ipynb #f553fada
 EDITION = 2  # of the samplers here: raise it when they compute something else, so that draws of the old ones are not taken
 
-def kept(cache, settings: dict, target: Callable, arguments: tuple, compute: Callable, folder) -> dict:
+def kept(cache: str | None, settings: dict, target: Callable, arguments: tuple, compute: Callable, folder) -> dict:
     "What `compute` gives; with a name, kept on disk under it, the settings and the program that the target is."
     if cache is None: return compute()
     return cached(cache, settings | {"edition": EDITION, "program": program_digest(target, *arguments)}, compute, folder)

@@ -42,7 +42,7 @@ def newcomers(system: System) -> jax.Array:  # (capacity,)
     atom = jnp.where(number > 0, equal, system.weights)
     return atom if system.again is None else jnp.where(system.again >= 0, jnp.arange(len(atom)) == system.again, atom)
 
-def move(weights: jax.Array, atom: jax.Array, size) -> jax.Array:
+def move(weights: jax.Array, atom: jax.Array, size: float | jax.Array) -> jax.Array:
     "(1 - size) q + size g: the Frank-Wolfe step"
     return (1 - size) * weights + size * atom
 
@@ -135,12 +135,12 @@ def inexact_decrease(
     vw,  # <v, w>, with w = g - mu_p
     w2,  # |w|^2: MMD^2 of the atom alone
     alpha=1.0,  # step taken over best step
-):
+) -> jax.Array:
     "By how much a step of `alpha` times the best lowers MMD^2: alpha (2 - alpha) <v, v - w>^2 / |v - w|^2"
     return alpha * (2 - alpha) * (v2 - vw) ** 2 / (v2 - 2 * vw + w2)
 
 # %% ../nbs/theory/40_step.ipynb #330624f7
-def fade(weights: jax.Array, num_early: int, keep) -> jax.Array:
+def fade(weights: jax.Array, num_early: int, keep: float) -> jax.Array:
     "Multiply the first weights by `keep` and scale the others so that the total stays."
     early = jnp.arange(len(weights)) < num_early
     lost = (1 - keep) * jnp.sum(jnp.where(early, weights, 0.0))

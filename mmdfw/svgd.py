@@ -41,7 +41,7 @@ def take_scores(logdensity_fn: Callable, positions: jax.Array, key=None, chunk_s
     return jax.lax.map(score, positions, batch_size=chunk_size)
 
 # %% ../nbs/practice/70_svgd.ipynb #a268b8e3
-def run_svgd(logdensity_fn: Callable, positions: jax.Array, num_steps: int, optimizer, bandwidth, key=None, chunk_size: int = None) -> tuple:
+def run_svgd(logdensity_fn: Callable, positions: jax.Array, num_steps: int, optimizer: optax.GradientTransformation, bandwidth: float | str | None, key=None, chunk_size: int = None) -> tuple:
     "The loop, in one scan; returns positions, the last lengthscale, and for how many steps each particle had no finite score."
     def width(x):
         if not isinstance(bandwidth, str): return jnp.asarray(bandwidth, x.dtype)

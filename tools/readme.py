@@ -1,22 +1,26 @@
 """How nbconvert turns nbs/index.ipynb into README.md; `make readme` passes this file as its configuration."""
-import posixpath
+import os
 import re
 
 from nbconvert.preprocessors import Preprocessor
 
 
 class FrontPage(Preprocessor):
-    "Drop the nbdev directives, and make links right for the folder above the notebook's."
+    "Drop the directives, give figures their alternative text, and make links right for the folder above the notebook's."
 
     def preprocess_cell(self, cell, resources, index):
         if cell.cell_type == "code":
             if re.search(r"^#\|\s*echo:\s*false", cell.source, re.M): cell.metadata.transient = {"remove_source": True}
+            alt = re.search(r'^#\|\s*fig-alt:\s*"(.*)"', cell.source, re.M)
+            for output in cell.outputs:
+                if alt and "image/png" in output.get("data", {}):
+                    output.data = {"text/markdown": f"![{alt[1]}]({output.metadata.filenames['image/png']})"}
             cell.source = re.sub(r"^#\|.*\n?", "", cell.source, flags=re.M).strip()
         if cell.cell_type == "markdown":
             cell.source = re.sub(r"\]\((?![a-z]+:|[#/])([^)\s]+)", self.relink, cell.source)
         return cell, resources
 
-    def relink(self, match): return "](" + posixpath.normpath("nbs/" + match[1])
+    def relink(self, match): return "](" + os.path.relpath(os.path.realpath("nbs/" + match[1])).replace(os.sep, "/")   # through symbolic links
 
     def preprocess(self, nb, resources):
         nb.metadata.language_info = {"name": "python"}   # nbdev_clean takes it out; it colours the code

@@ -1,0 +1,143 @@
+"""The docs site, built and opened in a real browser.
+
+Built with Sphinx, since Quarto is seldom there; `make browser` installs Chromium. Where either is missing the tests are skipped, and say why.
+"""
+import functools
+import http.server
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from urllib.parse import unquote, urldefrag
+
+import pytest
+
+pytest.importorskip("sphinx", reason="needs Sphinx: make docs installs it")
+pytestmark = pytest.mark.xdist_group("site")   # one worker, which builds once
+
+ROOT = Path(__file__).parent.parent
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"))), None)
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    "The folder of the built site. A warning of Sphinx, such as a link to nowhere, fails the build."
+    out = tmp_path_factory.mktemp("site") / "docs"
+    ran = subprocess.run([sys.executable, ROOT / "tools" / "make_site.py", out, "sphinx"], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return out
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *args): pass
+
+
+@pytest.fixture(scope="module")
+def visits(site):
+    "Every page, opened once at desk and at phone width: what it said, showed and linked to."
+    if BROWSER is None: pytest.skip("no Chromium: make browser installs it")
+    api = pytest.importorskip("playwright.sync_api", reason="needs playwright: make docs installs it")
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=site))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_port}/"
+    with api.sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=BROWSER, args=FLAGS)
+        page = browser.new_page(viewport={"width": 1280, "height": 900})
+        page.set_default_timeout(300_000)   # milliseconds; a busy machine is no reason to fail
+        pages = sorted(set(p.relative_to(site).as_posix() for p in site.rglob("*.html") if "_static" not in p.parts) - {"genindex.html", "search.html"})
+        found = {name: visit(page, address, name) for name in pages}
+        found["search"] = search(page, address)
+        browser.close()
+    server.shutdown()
+    return found
+
+
+LOOK = """() => ({
+  links: [...document.querySelectorAll('a[href]')].map(a => a.href),
+  anchors: [...document.querySelectorAll('[id]')].map(e => e.id),
+  formulas: document.querySelectorAll('.math').length,
+  drawn: document.querySelectorAll('.math mjx-container').length,
+  wrong: [...document.querySelectorAll('mjx-merror, [data-mjx-error]')].map(e => e.closest('.math').textContent),
+  dollars: [...document.querySelectorAll('main p, main td')].filter(e => /\\$[^$]+\\$/.test(e.textContent) && !e.querySelector('code')).map(e => e.textContent),
+  silent: [...document.querySelectorAll('main img')].filter(i => !i.alt || i.alt.length < 10 || /\\.(png|svg)$/.test(i.alt)).map(i => i.src),
+  broken: [...document.querySelectorAll('main img')].filter(i => i.complete && !i.naturalWidth).map(i => i.src),
+})"""
+
+
+def visit(page, address, name):
+    "What one page has to show."
+    errors = []
+    listen = {"console": lambda message: errors.append(f"{message.text} {message.location}") if message.type == "error" else None, "pageerror": lambda error: errors.append(str(error)),
+              "request": lambda request: None if request.url.startswith((address, "data:", "blob:")) else errors.append(f"asks for {request.url}")}
+    for event, hear in listen.items(): page.on(event, hear)
+    page.set_viewport_size({"width": 1280, "height": 900})
+    page.goto(address + name)
+    if page.locator(".math").count(): page.wait_for_function("window.MathJax && MathJax.startup && MathJax.startup.promise")
+    page.evaluate("() => window.MathJax && MathJax.startup ? MathJax.startup.promise.then(() => 1) : 1")
+    seen = page.evaluate(LOOK)
+    page.set_viewport_size({"width": 390, "height": 844})
+    seen["overflow"] = page.evaluate("() => Math.max(document.documentElement.scrollWidth, document.body.scrollWidth) - window.innerWidth")
+    for event, hear in listen.items(): page.remove_listener(event, hear)
+    return seen | {"errors": errors, "address": address}
+
+
+def search(page, address):
+    "Titles of the pages that the search finds."
+    page.goto(address + "search.html?q=line_search")
+    page.wait_for_selector("#search-results li a")
+    return page.locator("#search-results li a").all_inner_texts()
+
+
+def complaints(visits, of): return {name: found for name, seen in visits.items() if name != "search" and (found := of(seen))}
+
+
+def test_every_page_of_the_sidebar_is_built(site):
+    import yaml
+    items = yaml.safe_load((ROOT / "_quarto.yml").read_text(encoding="utf-8"))["website"]["sidebar"]["contents"]
+    pages = [page for item in items for page in ([item] if isinstance(item, str) else item["contents"])]
+    html = [re.sub(r"(^|/)\d+[a-z]*_", r"\1", page).rsplit(".", 1)[0] + ".html" for page in pages]
+    assert [name for name in html if not (site / name).is_file()] == []
+
+
+def test_api_is_documented_and_leads_to_its_source(site):
+    text = (site / "theory" / "step.html").read_text(encoding="utf-8")
+    assert 'id="linesearch"' in text and re.search(r'class="source" href="[^"]*/mmdfw/step\.py#L\d+"', text)
+
+
+def test_no_page_complains_or_asks_for_the_internet(visits): assert complaints(visits, lambda seen: seen["errors"]) == {}
+
+
+def test_links_and_anchors_lead_somewhere(site, visits):
+    def dead(seen):
+        for link in {link for link in seen["links"] if link.startswith(seen["address"])}:
+            target, anchor = urldefrag(link.removeprefix(seen["address"]))
+            target = target.split("?")[0] or "index.html"
+            if not (site / target).is_file() or anchor and target in visits and unquote(anchor) not in visits[target]["anchors"]: yield link
+    assert complaints(visits, lambda seen: sorted(dead(seen))) == {}
+
+
+def test_math_is_drawn(visits):
+    assert complaints(visits, lambda seen: seen["wrong"] + seen["dollars"]) == {}
+    assert complaints(visits, lambda seen: seen["formulas"] != seen["drawn"] and (seen["formulas"], seen["drawn"])) == {}
+    assert visits["theory/kernel.html"]["formulas"] > 20
+
+
+def test_figures_are_there_and_have_words(visits): assert complaints(visits, lambda seen: seen["silent"] + seen["broken"]) == {}
+
+
+def test_pages_fit_a_phone(visits): assert complaints(visits, lambda seen: seen["overflow"] > 0 and f"{seen['overflow']} pixels too wide") == {}
+
+
+def test_search_finds_a_name(visits): assert any("step" in title.lower() for title in visits["search"]), visits["search"]
+
+
+def test_a_page_that_is_not_there_is_named(tmp_path):
+    "The build says which file _quarto.yml names in vain."
+    sys.path.insert(0, str(ROOT / "tools"))
+    try: from make_site import sections
+    finally: sys.path.pop(0)
+    with pytest.raises(SystemExit, match="_quarto.yml names theory/99_nothing.ipynb, which nbs/ does not have"):
+        sections({"website": {"sidebar": {"contents": ["index.ipynb", {"section": "Theory", "contents": ["theory/99_nothing.ipynb"]}]}}})

@@ -1,0 +1,164 @@
+"""Build the docs site into _docs; `make docs` runs this.
+
+Quarto does it where it is installed. Elsewhere Sphinx does, from the same notebooks (nbdev's processed ones, in _proc) and
+the same _quarto.yml: title, order and sections. What is here turns the one's dialect into the other's.
+"""
+import json
+import os
+import posixpath
+import re
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = (".ipynb", ".md")
+
+
+def slug(heading: str) -> str:
+    "The anchor that Quarto gives to a heading."
+    text = re.sub(r"[^\w\s.-]", "", heading.lower())
+    return re.sub(r"\s+", "-", re.sub(r"^[^a-z]+", "", text.strip()))
+
+
+def renamed(path: str) -> str:
+    "Where a notebook is on the site: nbdev takes the number off its name."
+    folder, name = posixpath.split(path)
+    return posixpath.join(folder, re.sub(r"^\d+[a-zA-Z0-9]*_", "", name.lower()))
+
+
+def sections(config: dict) -> list:
+    "(heading or None, pages) as the sidebar of _quarto.yml has them; every page must be there."
+    found = [(None, [])]
+    for item in config["website"]["sidebar"]["contents"]:
+        if isinstance(item, dict) and "section" in item: found.append((item["section"], item["contents"]))
+        elif found[-1][0] is None: found[-1][1].append(item)
+        else: found.append((None, [item]))
+    pages = [page for _, pages in found for page in pages]
+    missing = [page for page in pages if not (ROOT / "nbs" / page).is_file()]
+    if missing: sys.exit(f"_quarto.yml names {', '.join(missing)}, which nbs/ does not have: write it, or take it out of _quarto.yml")
+    twice = [page for page in pages if [renamed(other) for other in pages].count(renamed(page)) > 1]
+    if twice: sys.exit(f"{' and '.join(twice)} would be one page: without its number each needs a name of its own")
+    return found
+
+
+def site_links(text: str, page: str, host: str) -> str:
+    "Links to numbered notebooks, and nbdev's to the published site, as links between the pages here; methods are found at their class."
+    here = posixpath.dirname(page) or "."
+    local = lambda m: f"]({posixpath.relpath(m[1], here)}.ipynb#{m[2]}"
+    text = re.sub(r"\]\(" + re.escape(host) + r"/([^)#\s]+)\.html#([^).\s]+)[^)\s]*", local, text)
+    return re.sub(r"\]\((?![a-z]+:|[#/])([^)#\s]+\.ipynb)", lambda m: "](" + renamed(m[1]), text)
+
+
+def options(source: str) -> tuple:
+    "Quarto's options at the head of a cell, and the code below them."
+    lines = source.splitlines(True)
+    head = [line for line in lines if line.startswith("#|")]
+    return yaml.safe_load("".join(line[2:].strip() + "\n" for line in head)) or {}, "".join(line for line in lines if line not in head)
+
+
+def api(text: str) -> str:
+    "What show_doc writes, with the link to the source below the heading, where Sphinx can have it."
+    text = text.removeprefix("---\n").strip()
+    return re.sub(r"^\[source\]\(([^)]*)\)\{[^}]*\}\s*(#+ .*)", r'\2\n\n<a class="source" href="\1">source</a>', text)
+
+
+def cells(notebook: dict):
+    "The notebook's cells in MyST-NB's dialect."
+    for cell in notebook["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "raw" and source.startswith("---"):
+            front = yaml.safe_load(source.strip().strip("-"))
+            subtitle = f"\n\n*{front['description']}*" if "description" in front else ""
+            yield dict(cell, cell_type="markdown", source=f"# {front['title']}" + subtitle)
+        elif cell["cell_type"] == "code":
+            chosen, code = options(source)
+            if chosen.get("output") == "asis":
+                for output in cell["outputs"]: yield dict(cell_type="markdown", metadata={}, source=api("".join(output["data"]["text/markdown"])))
+                continue
+            image = {"image": {"alt": chosen["fig-alt"]}} if "fig-alt" in chosen else {}
+            tags = ["remove-input"] if chosen.get("echo") is False else []
+            yield dict(cell, source=code, metadata={"tags": tags, "mystnb": image})
+        else: yield dict(cell, source=source)
+
+
+def toctree(found: list) -> str:
+    "The order of the pages, for Sphinx."
+    tree = lambda caption, pages: "```{toctree}\n:hidden:\n" + (f":caption: {caption}\n" if caption else "") + "\n" + "\n".join(map(renamed, pages)) + "\n```"
+    return "\n\n".join(tree(caption, [page for page in pages if page != "index.ipynb"]) for caption, pages in found)
+
+
+def write_sources(processed: Path, out: Path, found: list, host: str):
+    "Every page that _quarto.yml names, and every picture beside them, as Sphinx wants them."
+    shutil.rmtree(out, ignore_errors=True)
+    pages = [page for _, pages in found for page in pages]
+    for file in sorted(p for p in processed.rglob("*") if p.is_file()):
+        page = file.relative_to(processed).as_posix()
+        to = out / ("_static/" + page if file.suffix == ".css" else renamed(page))
+        if page not in pages and file.suffix in PAGES + (".yml",): continue
+        to.parent.mkdir(parents=True, exist_ok=True)
+        if file.suffix == ".md": to.write_text(site_links(file.read_text(encoding="utf-8"), page, host), encoding="utf-8")
+        elif file.suffix != ".ipynb": shutil.copy2(file, to)
+        else:
+            notebook = json.loads(file.read_text(encoding="utf-8"))
+            made = [dict(cell, source=site_links(cell["source"], page, host)) if cell["cell_type"] == "markdown" else cell for cell in cells(notebook)]
+            if page == "index.ipynb": made.append(dict(cell_type="markdown", metadata={}, source=toctree(found)))
+            to.write_text(json.dumps(dict(notebook, cells=[{k: v for k, v in cell.items() if k != "id"} for cell in made], nbformat_minor=4)), encoding="utf-8")
+
+
+def copy(source: Path, to: Path):
+    "A file or a folder."
+    to.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_dir(): shutil.copytree(source, to)
+    else: shutil.copy2(source, to)
+
+
+def with_sphinx(config: dict, found: list, out: Path):
+    "Build with Sphinx; a link to nowhere is an error."
+    from nbdev.config import get_config
+    from nbdev.serve import proc_nbs
+    from sphinx.application import Sphinx
+    from sphinx.util.docutils import docutils_namespace
+
+    settings = get_config()
+    host = settings.doc_host + settings.doc_baseurl
+    processed = proc_nbs(force=stale())
+    chosen = dict(
+        project=config["website"]["title"], html_title=config["website"]["title"], author=settings.author, version=settings.version, release=settings.version,
+        extensions=["myst_nb"], mathjax_path="mathjax/tex-chtml.js", html_theme="sphinx_book_theme", html_static_path=["_static"], html_css_files=["styles.css"], html_favicon=config["website"]["favicon"],
+        html_context={"default_mode": "light"}, html_theme_options={"use_source_button": False, "use_download_button": False, "show_toc_level": 2, "navbar_persistent": []},
+        nb_execution_mode="off", nb_merge_streams=True, myst_heading_anchors=4, myst_heading_slug_func="make_site.slug",
+        myst_enable_extensions=["dollarmath", "amsmath"], myst_dmath_double_inline=True, suppress_warnings=["myst.header"], html_copy_source=False, html_show_sourcelink=False)
+    with TemporaryDirectory() as work, docutils_namespace():
+        sources, built = Path(work, "sources"), Path(work, "html")
+        write_sources(processed, sources, found, host)
+        mathjax = Path(find_spec("sphinx-mathjax-offline").origin).parent / "static" / "mathjax"
+        for needed in ("tex-chtml.js", "input/tex", "output/chtml"): copy(mathjax / needed, sources / "_static" / "mathjax" / needed)
+        app = Sphinx(sources, None, built, Path(work, "doctrees"), "html", confoverrides=chosen, warningiserror=True, freshenv=True, parallel=2, status=None)
+        app.build()
+        shutil.rmtree(out, ignore_errors=True)
+        shutil.move(built, out)
+    return app.statuscode
+
+
+def stale() -> bool:
+    "Whether the library has changed since the notebooks were processed: then links and signatures may have, too."
+    made, library = ROOT / "_proc", ROOT / "mmdfw" / "_modidx.py"
+    return not made.exists() or made.stat().st_mtime < library.stat().st_mtime
+
+
+def main(out: str = "_docs", builder: str = "quarto" if shutil.which("quarto") else "sphinx"):
+    "Build into `out` with Quarto or Sphinx."
+    os.chdir(ROOT)
+    config = yaml.safe_load((ROOT / "_quarto.yml").read_text(encoding="utf-8"))
+    found = sections(config)
+    if builder == "quarto": return subprocess.run([Path(sys.executable).parent / "nbdev_docs"]).returncode
+    return with_sphinx(config, found, Path(out).resolve())
+
+
+if __name__ == "__main__": sys.exit(main(*sys.argv[1:]))
