@@ -14,7 +14,7 @@ import jax, jax.numpy as jnp, matplotlib.pyplot as plt, numpy as np, optax
 from ..bench import LENGTHSCALE, exact_mmd2, jitted_start, prior_draw, toy_target
 from ..cache import cached_oracle, cloud_around
 from ..embedding import ParticleEmbedding, SteinEmbedding, reference_embedding
-from .mixture import OWN_TERM, SHADES, cloud_parts, curve, draw_places, grow, paper_parts, part_key, places, plot_curve, spread, toy_cloud
+from .mixture import OWN_TERM, cloud_parts, curve, draw_places, grow, paper_parts, part_key, places, plot_curve, spread, toy_cloud
 from ..frank_wolfe import Components
 from ..kernel import IMQ, RBF, Stein
 from ..lazy import LazyOracle
@@ -124,7 +124,7 @@ def draw_cache_panels(result: dict):
     for ax, (part, one) in zip(axes.flat, first.items()): draw_places(ax, one["particles"], CACHE_LOOK[part][0], f"{part}\nMMD² {list(one['mmd2'].values())[-1]:.1e}")
     return figure
 
-# %% ../../nbs/experiments/20_cache.ipynb #20e1c014
+# %% ../../nbs/experiments/20_cache.ipynb #20e1c025
 LAZY_KINDS, LAZY_STEPS, ACCURACY = ("every step asks", "cached", "lazy", "lazy, cache"), 300, 2.0
 
 def lazy_parts(settings: Settings) -> list:
@@ -146,7 +146,7 @@ def lazy_oracle(kind: str, kernel, embedding, walker: GradientOracle, points):
     if not kind.startswith("lazy"): return behind
     return LazyOracle(behind, behind.cache if kind == "lazy, cache" else None, ACCURACY)
 
-# %% ../../nbs/experiments/20_cache.ipynb #20e1c015
+# %% ../../nbs/experiments/20_cache.ipynb #20e1c026
 def run_lazy(part: str, seed: int, settings: Settings) -> dict:
     "Steps, oracle calls, evaluations, discrepancy and gap."
     (world, kind), num = part.split(": "), 40 if settings.quick else LAZY_STEPS
@@ -171,7 +171,7 @@ def summarise_lazy(trials: list) -> dict:
     "Spread over the trials."
     return {"precision": "float64", "accuracy": ACCURACY, "found": {part: spread([trial[part] for trial in trials]) for part in trials[0]}}
 
-# %% ../../nbs/experiments/20_cache.ipynb #20e1c016
+# %% ../../nbs/experiments/20_cache.ipynb #20e1c027
 LAZY_LOOK = {"every step asks": (colors["mmdfw_exact"], "-"), "cached": (colors["svgd"], "--"), "lazy": (colors["mmdfw"], "-"), "lazy, cache": (colors["stein_points"], "-")}
 
 def draw_lazy(result: dict):
@@ -189,9 +189,9 @@ def draw_lazy(result: dict):
         row[0].legend(fontsize=7)
     return figure
 
-# %% ../../nbs/experiments/20_cache.ipynb #20e1c017
+# %% ../../nbs/experiments/20_cache.ipynb #20e1c038
 EXPERIMENTS = {
     "cache": Experiment("Cache-MMD-FW beside SVGD and MMD-FW", cache_parts, run_cache,
                         lambda result: {"curves": draw_cache_curves(result), "panels": draw_cache_panels(result)}, summarise_cache, trials=5),
     "lazy": Experiment("Lazy MMD-FW: oracle calls and evaluations, with and without a cache", lazy_parts, run_lazy,
-                       lambda result: {"calls": draw_lazy(result)}, summarise_lazy, trials=5)}
+                       lambda result: {"calls": draw_lazy(result)}, summarise_lazy, trials=3)}

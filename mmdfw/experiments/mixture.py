@@ -120,7 +120,7 @@ def run_mixture(part: str, seed: int, settings: Settings) -> dict:
         if name == "SVGD": return run_svgd(part_key(part, seed), int(detail), 200 if settings.quick else SVGD_STEPS, seed == settings.first_seed)
         if name == "independent": return independent(part_key(part, seed), sizes_of(settings), seed == settings.first_seed)
         if name.startswith("panel: "): return run_panel(part_key(part, seed), name[7:], detail, max(sizes_of(settings))) if seed == settings.first_seed else {}
-        if name == "refined": return refined(part_key(part, seed), sizes_of(settings), seed == settings.first_seed)
+        if name == "refined": return refined(part_key(part, seed), svgd_sizes(settings), seed == settings.first_seed)
         return grown_curve(part_key(part, seed), name, int(detail.removeprefix("L = ") or 100), sizes_of(settings))
 
 def grown_curve(key: jax.Array, kind: str, num_steps: int, sizes: tuple) -> dict:
@@ -151,12 +151,13 @@ def independent(key: jax.Array, sizes: tuple, keep: bool) -> dict:
     return {"mmd2": {str(n): mmd2_at(JUDGE, draws[:n]) for n in sizes}} | ({"particles": places(draws)} if keep else {})
 
 def run_svgd(key: jax.Array, num: int, num_steps: int, keep: bool) -> dict:
-    "All settings; after half of the steps too, to see whether it has settled."
+    "All settings, in two runs of half the steps each, to see whether it has settled."
     target, start, found = toy_target(True), jitted_start(key, num), {}
-    run = lambda rate, rule, steps: svgd(target.logdensity, start, steps, SVGD_RATES[rate], rule).positions
     for rate, rule in SVGD_GRID[:1] if num_steps < SVGD_STEPS else SVGD_GRID:
-        end = run(rate, rule, num_steps)
-        found[f"{rate}, {rule}"] = {"mmd2": mmd2_at(JUDGE, end), "halfway": mmd2_at(JUDGE, run(rate, rule, num_steps // 2))} | ({"particles": places(end)} if keep and num == 200 else {})
+        run = lambda x, rate=rate, rule=rule: svgd(target.logdensity, x, num_steps // 2, SVGD_RATES[rate], rule).positions
+        halfway = run(start)
+        end = run(halfway)
+        found[f"{rate}, {rule}"] = {"mmd2": mmd2_at(JUDGE, end), "halfway": mmd2_at(JUDGE, halfway)} | ({"particles": places(end)} if keep and num == 200 else {})
     return found
 
 # %% ../../nbs/experiments/10_mixture.ipynb #10e1c021
@@ -261,7 +262,8 @@ def draw_hills(ax):
 def draw_places(ax, particles: dict, color: str, title: str):
     "Kept particles over the hills."
     x = np.stack([particles["x"], particles["y"]], 1)
-    plot_particles(x, particles.get("weights"), draw_hills(ax), color=color, size=12.0 * len(x)).set_title(title, fontsize=9)
+    weights = np.clip(particles["weights"], -12 / len(x), 12 / len(x)) if "weights" in particles else None  # free weights can be huge
+    plot_particles(x, weights, draw_hills(ax), color=color, size=12.0 * len(x)).set_title(title, fontsize=9)
     return ax
 
 def draw_panels(result: dict):
@@ -284,7 +286,7 @@ def others(result: dict) -> dict:  # name -> particles and MMD^2
     for name in [name for name in ("independent", "refined") if name in first]: found[name] = {"particles": first[name]["particles"], "mmd2": list(first[name]["mmd2"].values())[-1]}
     return found
 
-# %% ../../nbs/experiments/10_mixture.ipynb #10e1c030
+# %% ../../nbs/experiments/10_mixture.ipynb #10e1c041
 def neighbour_distance(positions) -> float:
     "Mean distance to the nearest other particle."
     return float(np.mean(cKDTree(np.asarray(positions)).query(np.asarray(positions), k=2)[0][:, 1]))
@@ -295,7 +297,7 @@ def off_hills(positions, weights=None, reach: float = 3.0) -> float:
     distance = cKDTree(np.asarray(toy_target(True).means)).query(np.asarray(positions))[0]
     return float(np.sum(w[distance > 0.25 * reach]) / np.sum(w))
 
-# %% ../../nbs/experiments/10_mixture.ipynb #10e1c032
+# %% ../../nbs/experiments/10_mixture.ipynb #10e1c043
 def bandwidth_rules(settings: Settings) -> tuple: return ("0.1", "median") if settings.quick else ("0.1", "0.2", "0.3", "0.5", "1.0", "median", "KSD")
 
 def bandwidth_parts(settings: Settings) -> list:
@@ -314,7 +316,7 @@ def summarise_bandwidth(trials: list) -> dict:
     "Spread over the trials."
     return {"precision": "float64", "judge": LENGTHSCALE, "found": {part: spread([trial[part] for trial in trials]) for part in trials[0]}}
 
-# %% ../../nbs/experiments/10_mixture.ipynb #10e1c033
+# %% ../../nbs/experiments/10_mixture.ipynb #10e1c044
 def draw_bandwidths(result: dict):
     "Bandwidth at the end against neighbour distance, weight off the hills, and MMD^2; fixed bandwidths joined by a line."
     found = result["summary"]["found"]
@@ -338,9 +340,9 @@ def plot_rules(ax, found: dict, measure: str, kind: str):
         ax.errorbar(middle, value["median"], [[value["median"] - value["low"]], [value["high"] - value["median"]]], fmt=mark, ms=7, color=SHADES[kind],
                     label=None if rule in fixed else f"{kind}, {rule}")
 
-# %% ../../nbs/experiments/10_mixture.ipynb #10e1c034
+# %% ../../nbs/experiments/10_mixture.ipynb #10e1c052
 EXPERIMENTS = {
     "mixture": Experiment("MMD² against particles on the eleven Gaussians, and the particles", mixture_parts, run_mixture,
-                          lambda result: {"curves": draw_curves(result), "panels": draw_panels(result)}, summarise_mixture, trials=5),
+                          lambda result: {"curves": draw_curves(result), "panels": draw_panels(result)}, summarise_mixture, trials=3),
     "bandwidth": Experiment("fixed bandwidths, the median rule and descent on KSD", bandwidth_parts, run_bandwidth,
-                            lambda result: {"rules": draw_bandwidths(result)}, summarise_bandwidth, trials=5)}
+                            lambda result: {"rules": draw_bandwidths(result)}, summarise_bandwidth, trials=3)}

@@ -127,6 +127,6 @@ def plot_combination(ax, names: list, value: dict, marks: dict):
     ax.errorbar(at, value["median"], [[value["median"] - value["low"]], [value["high"] - value["median"]]], fmt=marks[base], ms=6, color=colors["stein_points"],
                 fillstyle="full" if objective == "greedy" else "none", label=f"{objective}, {base}" if search == "Monte Carlo" else None)
 
-# %% ../../nbs/experiments/30_stein_points.ipynb #30e1c012
+# %% ../../nbs/experiments/30_stein_points.ipynb #30e1c028
 EXPERIMENTS = {"stein-points": Experiment("greedy and herding Stein points by three searches and by gradient, four kernels", stein_parts, run_stein,
                                           lambda result: {"panels": draw_six(result), "all": draw_table(result)}, summarise_stein, trials=3)}
