@@ -6,7 +6,7 @@
 __all__ = ['SVGD_RATES', 'LABELS', 'EXPERIMENTS', 'workers_of', 'run_here', 'run_part', 'seconds_for', 'summarise',
            'plot_workers', 'draw']
 
-# %% ../../nbs/experiments/60_parallel.ipynb #b2558452
+# %% ../../nbs/experiments/60_parallel.ipynb #8051d6c7
 import json, os, subprocess, sys
 from functools import partial
 import jax, matplotlib.pyplot as plt, numpy as np
@@ -17,7 +17,7 @@ from ..plots import colors
 from ..regression_bench import curve_of
 from ..reproduce import Experiment, Settings
 
-# %% ../../nbs/experiments/60_parallel.ipynb #d8c80a9b
+# %% ../../nbs/experiments/60_parallel.ipynb #f0f17ae6
 SVGD_RATES = {"svgd 0.005 constant": (0.005, "constant"), "svgd 0.001 cosine": (0.001, "cosine")}
 
 def workers_of(part: str):
@@ -37,7 +37,7 @@ def run_here(part: str, seed: int, settings: Settings) -> dict:
     run(compile_key)
     return {"curve": curve_of(run(run_key)), "note": note, "devices": jax.device_count()}
 
-# %% ../../nbs/experiments/60_parallel.ipynb #7473e114
+# %% ../../nbs/experiments/60_parallel.ipynb #eb7cf5b4
 def run_part(part: str, seed: int, settings: Settings) -> dict:
     "One method in a process of its own, with two devices."
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2"
@@ -46,7 +46,7 @@ def run_part(part: str, seed: int, settings: Settings) -> dict:
     if done.returncode: raise RuntimeError(f"{part} ended with exit code {done.returncode}: {done.stderr[-2000:]}")
     return json.loads(done.stdout.splitlines()[-1])
 
-# %% ../../nbs/experiments/60_parallel.ipynb #d5044e11
+# %% ../../nbs/experiments/60_parallel.ipynb #218536f7
 LABELS = {"mmdfw": "MMD-FW, one worker", "mmdfw_pbc": "PBC-MMD-FW: coordinates divided", "mmdfw_rows": "MMD-FW: rows divided"}
 
 def seconds_for(curves: list, particles: int) -> float:
@@ -60,7 +60,7 @@ def summarise(trials: list) -> dict:
     stands = {name: stand(found, max(curve["seconds"][-1] for curve in found)) for name, found in curves.items()}
     return {"methods": stands, "svgd_schedule": best_schedule(stands), "seconds": {name: seconds_for(curves[name], last) for name in LABELS}, "particles": last, "note": trials[0]["mmdfw"]["note"]}
 
-# %% ../../nbs/experiments/60_parallel.ipynb #3988a262
+# %% ../../nbs/experiments/60_parallel.ipynb #372188d2
 def plot_workers(result: dict, ax=None, until: float = None):
     "RMSE against seconds; with `until`, its beginning."
     ax = ax or plt.gca()

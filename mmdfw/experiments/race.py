@@ -7,7 +7,7 @@ __all__ = ['PIECE', 'PAPER', 'jitted_blackjax', 'Race', 'run_contestant', 'held_
            'fill_budget', 'race_svgd', 'fill_with_particles', 'blackjax_svgd', 'advance_blackjax', 'run_blackjax',
            'race_blackjax', 'at_budget', 'spread', 'stand', 'best_schedule']
 
-# %% ../../nbs/experiments/35_race.ipynb #2fa5bb54
+# %% ../../nbs/experiments/35_race.ipynb #547ce500
 from typing import NamedTuple
 import blackjax, jax, jax.numpy as jnp, numpy as np, optax
 from tqdm import tqdm
@@ -20,7 +20,7 @@ from ..regression_bench import curve_of
 from ..runs import make_monitor
 from ..step import ConstantStep, DecayEarly
 
-# %% ../../nbs/experiments/35_race.ipynb #4cd20d28
+# %% ../../nbs/experiments/35_race.ipynb #e7d821c3
 PIECE = 500
 
 class Race(NamedTuple):
@@ -49,7 +49,7 @@ def whole_pieces(steps: float) -> int:
     "The nearest whole number of pieces, at least one."
     return PIECE * max(1, round(steps / PIECE))
 
-# %% ../../nbs/experiments/35_race.ipynb #1aa72b2b
+# %% ../../nbs/experiments/35_race.ipynb #e91c3f5e
 class Pace(NamedTuple):
     "What a fit costs."
     step: float  # seconds of one step of a batch
@@ -77,7 +77,7 @@ def race_svgd(key: jax.Array, race: Race, rate: float, schedule: str) -> dict:  
     "SVGD: all particles at once."
     return fill_budget(key, race, particles_per_step=race.num_particles, learning_rate=rate, schedule=schedule)
 
-# %% ../../nbs/experiments/35_race.ipynb #0c657f9f
+# %% ../../nbs/experiments/35_race.ipynb #5eab07f4
 PAPER = dict(particles_per_step=1, learning_rate=0.005, later_rate=0.005, schedule="constant", step_rule=DecayEarly(ConstantStep(), 5, 0.9))
 
 def fill_with_particles(key: jax.Array, race: Race, num_steps: int = 1000, first_steps: int = None, most: int = 200, **settings) -> dict:  # a curve
@@ -90,7 +90,7 @@ def fill_with_particles(key: jax.Array, race: Race, num_steps: int = 1000, first
     run_contestant(again_key, race, **settings, num_particles=num, first_steps=piece, later_steps=piece)
     return curve_of(run_contestant(run_key, race, **settings, num_particles=num, first_steps=first_steps or num_steps, later_steps=num_steps))
 
-# %% ../../nbs/experiments/35_race.ipynb #445851e0
+# %% ../../nbs/experiments/35_race.ipynb #bda037a2
 def blackjax_svgd(model: Model, layout, num_rows: int, rate, total):
     "The algorithm for minibatches of a model."
     score = jax.grad(lambda u, x, y: minibatch_logdensity(model, layout.unravel(u), x, y, num_rows))
@@ -104,7 +104,7 @@ def advance_blackjax(model: Model, layout, batch_size: int, x, y, key: jax.Array
 
 jitted_blackjax = jax.jit(advance_blackjax, static_argnums=(0, 1, 2))
 
-# %% ../../nbs/experiments/35_race.ipynb #c343124a
+# %% ../../nbs/experiments/35_race.ipynb #b814d495
 def run_blackjax(key: jax.Array, race: Race, rate: float, num_steps: int) -> dict:  # a curve
     "BlackJAX's SVGD for so many steps, with the clock and the monitor of `fit_model`."
     model, start_key = race.model, jax.random.fold_in(key, 0)
@@ -125,7 +125,7 @@ def race_blackjax(key: jax.Array, race: Race, rate: float = 0.01) -> dict:  # a 
     seconds = [run_blackjax(k, race, rate, PIECE)["seconds"][-1] for k in keys[:2]][1]
     return run_blackjax(keys[2], race, rate, whole_pieces(PIECE * race.budget / seconds))
 
-# %% ../../nbs/experiments/35_race.ipynb #b06bdb04
+# %% ../../nbs/experiments/35_race.ipynb #703a349c
 def at_budget(curve: dict, budget: float) -> dict:
     "The last look within the budget, with a fiftieth of grace for the last piece."
     last = max((i for i, seconds in enumerate(curve["seconds"]) if seconds <= 1.02 * budget), default=0)
@@ -136,7 +136,7 @@ def spread(values) -> dict:
     values = np.asarray(values, float)
     return {"mean": float(values.mean()), "sem": float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None}
 
-# %% ../../nbs/experiments/35_race.ipynb #6372b812
+# %% ../../nbs/experiments/35_race.ipynb #a3b81133
 def stand(curves: list, budget: float, metrics: tuple = ("rmse", "log_likelihood")) -> dict:
     "Means and standard errors over the trials, when the time was over."
     last = [at_budget(curve, budget) for curve in curves]
