@@ -6,10 +6,13 @@ import json
 from pathlib import Path
 import pytest
 
+from mmdfw.cli import main
 from mmdfw.reproduce import Settings, find_experiment, read_results, reproduce
 
 RESULTS = Path(__file__).parents[1] / "results"
-QUICK = ["mixture", "bandwidth", "cache", "lazy", "stein-points"]
+TOY = ["mixture", "bandwidth", "cache", "lazy", "stein-points"]
+QUICK = [*TOY, "covertype", "naval", "parallel"]  # protein and year are naval with other tables
+FULL = [*TOY, "covertype", "naval", "protein", "year", "parallel"]
 
 
 def committed(name): return read_results(name, RESULTS)
@@ -34,7 +37,7 @@ def test_quick_form(name, tmp_path):
     assert not list((tmp_path / ".parts").glob("*"))
 
 
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("name", FULL)
 def test_committed_result(name):
     "Made by the full form, with as many trials as the experiment asks for, and small."
     result, experiment = committed(name), find_experiment(name)
@@ -91,3 +94,38 @@ def test_stein_points():
         points, draws = found[f"greedy, {search}, Gaussian"], found["independent"]
         assert below(points["gaussian_ksd2"], draws["gaussian_ksd2"], 0.2) and below(draws["mmd2"], points["mmd2"])
         assert below(found["MMD-FW, cloud"]["mmd2"], points["mmd2"], 0.02)
+
+
+def test_networks_meet_the_goals():
+    "Naval and Protein: the scores aimed at, ahead of every SVGD on both, and the speedups."
+    for name, rmse, likelihood, speedup in (("naval", 1.5e-4, 7.3, 3.0), ("protein", 4.28, -2.87, 2.0)):
+        summary = committed(name)["summary"]
+        ours, rivals = summary["mmdfw"], [summary["blackjax_svgd"], summary["mmdfw_paper_settings"], *summary["svgd"]["tried"].values()]
+        assert ours["rmse"]["mean"] <= rmse and ours["log_likelihood"]["mean"] >= likelihood and summary["speedup"]["median"] >= speedup
+        assert all(ours["rmse"]["mean"] < rival["rmse"]["mean"] and ours["log_likelihood"]["mean"] > rival["log_likelihood"]["mean"] for rival in rivals)
+
+
+def test_year_says_that_it_is_a_subset():
+    result = committed("year")
+    assert "subset" in result["summary"]["note"] and all("subset" in trial["mmdfw"]["note"] for trial in result["trials"])
+
+
+def test_covertype():
+    "SVGD's last accuracy in at most a third of its time; smaller MMD than SVGD and than draws at every size."
+    summary = committed("covertype")["summary"]
+    assert summary["rows"] == 522_911 and summary["speedup"]["accuracy"]["median"] >= 3
+    assert all(summary["mmd2"]["mmdfw"][n] < min(summary["mmd2"]["svgd"][n], summary["mmd2"]["draws"][n]) for n in summary["mmd2"]["svgd"])
+
+
+def test_table1_has_the_promised_shape():
+    "Data set -> method -> figures, all of them numbers; made from the three races that are committed beside it."
+    table = committed("table1")
+    for name in ("naval", "protein", "year"):
+        for method in ("paper_svgd", "paper_mmdfw", "svgd", "blackjax_svgd", "mmdfw_paper_settings", "mmdfw"):
+            row = table[name][method]
+            assert all(isinstance(row[metric][key], float) for metric in ("rmse", "log_likelihood") for key in ("mean", "sem")) and row["seconds"] > 0
+        assert table[name]["mmdfw"]["rmse"] == committed(name)["summary"]["mmdfw"]["rmse"] and table[name]["mmdfw"]["speedup"] >= 0
+
+
+def test_an_unknown_name_is_refused(capsys):
+    assert main(["reproduce", "mixtures"]) == 1 and "'mixtures'" in capsys.readouterr().err

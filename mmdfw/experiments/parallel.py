@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['SVGD_RATES', 'LABELS', 'EXPERIMENTS', 'workers_of', 'run_here', 'run_part', 'seconds_for', 'summarise',
-           'plot_workers', 'draw']
+           'plot_workers', 'draw', 'parts']
 
-# %% ../../nbs/experiments/60_parallel.ipynb #8051d6c7
+# %% ../../nbs/experiments/60_parallel.ipynb #289c4274
 import json, os, subprocess, sys
 from functools import partial
 import jax, matplotlib.pyplot as plt, numpy as np
@@ -17,7 +17,7 @@ from ..plots import colors
 from ..regression_bench import curve_of
 from ..reproduce import Experiment, Settings
 
-# %% ../../nbs/experiments/60_parallel.ipynb #f0f17ae6
+# %% ../../nbs/experiments/60_parallel.ipynb #b181055d
 SVGD_RATES = {"svgd 0.005 constant": (0.005, "constant"), "svgd 0.001 cosine": (0.001, "cosine")}
 
 def workers_of(part: str):
@@ -37,7 +37,7 @@ def run_here(part: str, seed: int, settings: Settings) -> dict:
     run(compile_key)
     return {"curve": curve_of(run(run_key)), "note": note, "devices": jax.device_count()}
 
-# %% ../../nbs/experiments/60_parallel.ipynb #eb7cf5b4
+# %% ../../nbs/experiments/60_parallel.ipynb #3926bc0d
 def run_part(part: str, seed: int, settings: Settings) -> dict:
     "One method in a process of its own, with two devices."
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2"
@@ -46,7 +46,7 @@ def run_part(part: str, seed: int, settings: Settings) -> dict:
     if done.returncode: raise RuntimeError(f"{part} ended with exit code {done.returncode}: {done.stderr[-2000:]}")
     return json.loads(done.stdout.splitlines()[-1])
 
-# %% ../../nbs/experiments/60_parallel.ipynb #218536f7
+# %% ../../nbs/experiments/60_parallel.ipynb #d3d65889
 LABELS = {"mmdfw": "MMD-FW, one worker", "mmdfw_pbc": "PBC-MMD-FW: coordinates divided", "mmdfw_rows": "MMD-FW: rows divided"}
 
 def seconds_for(curves: list, particles: int) -> float:
@@ -58,13 +58,13 @@ def summarise(trials: list) -> dict:
     curves = {name: [trial[name]["curve"] for trial in trials] for name in trials[0]}
     last = curves["mmdfw"][0]["particles"][-1]
     stands = {name: stand(found, max(curve["seconds"][-1] for curve in found)) for name, found in curves.items()}
-    return {"methods": stands, "svgd_schedule": best_schedule(stands), "seconds": {name: seconds_for(curves[name], last) for name in LABELS}, "particles": last, "note": trials[0]["mmdfw"]["note"]}
+    return {"methods": stands, "svgd_schedule": best_schedule(stands), "seconds": {name: seconds_for(curves[name], last) for name in LABELS if name in curves}, "particles": last, "note": trials[0]["mmdfw"]["note"]}
 
-# %% ../../nbs/experiments/60_parallel.ipynb #372188d2
+# %% ../../nbs/experiments/60_parallel.ipynb #801dc720
 def plot_workers(result: dict, ax=None, until: float = None):
     "RMSE against seconds; with `until`, its beginning."
     ax = ax or plt.gca()
-    shown = {name: (label, {"mmdfw": colors["mmdfw"], "mmdfw_pbc": colors["mmdfw_literal"], "mmdfw_rows": colors["stein_points"]}[name]) for name, label in LABELS.items()}
+    shown = {name: (label, {"mmdfw": colors["mmdfw"], "mmdfw_pbc": colors["mmdfw_literal"], "mmdfw_rows": colors["stein_points"]}[name]) for name, label in LABELS.items() if name in result["trials"][0]}
     for name, (label, color) in (shown | {result["summary"]["svgd_schedule"]: ("SVGD at its best", colors["svgd"])}).items():
         for i, trial in enumerate(result["trials"]):
             curve = trial[name]["curve"]
@@ -80,4 +80,8 @@ def draw(result: dict) -> dict:  # of figures
     axes[1].legend(fontsize=8)
     return {"race": figure}
 
-EXPERIMENTS = {"parallel": Experiment("parallel: Year with two workers, RMSE against time", lambda settings: [*LABELS, *SVGD_RATES], run_part, draw, summarise, 2, 20.0)}
+def parts(settings: Settings) -> list:
+    "In quick form without division by rows, and with one schedule of SVGD."
+    return ["mmdfw", "mmdfw_pbc", "svgd 0.005 constant"] if settings.quick else [*LABELS, *SVGD_RATES]
+
+EXPERIMENTS = {"parallel": Experiment("parallel: Year with two workers, RMSE against time", parts, run_part, draw, summarise, 2, 20.0)}
