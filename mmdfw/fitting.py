@@ -318,6 +318,9 @@ class Fit:
     def add(self, num, progress=None, gap_tolerance=None): return add(self, num, progress, gap_tolerance)
     def refine(self, max_steps=300, progress=None): return refine_fit(self, max_steps, progress)
     def sample(self, key, num): return sample(self, key, num)
+    def save(self, path):
+        from mmdfw.saved import save_fit  # which imports this module
+        return save_fit(self, path)
 
 # %% ../nbs/theory/53_fit.ipynb #c088bee4
 def into_support(parts: Components, logdensity: Callable, positions: jax.Array, weights: jax.Array) -> tuple:  # -> positions, weights
