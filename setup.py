@@ -32,7 +32,8 @@ setup(
     python_requires=">=" + cfg["min_python"],
     install_requires=cfg["requirements"].split(),
     extras_require={
-        "dev": cfg["dev_requirements"].split(),
+        "dev": cfg["dev_requirements"].split() + cfg["tutorials_requirements"].split(),
+        "tutorials": cfg["tutorials_requirements"].split(),
         "cuda12": cfg["cuda12_requirements"].split(),
         "docs": cfg["docs_requirements"].split(),
     },

@@ -15,7 +15,7 @@ __all__ = ['assert_close', 'Cloud', 'importance_cloud', 'GaussianApproximation',
            'load_fit', 'Compressed', 'compress', 'Draws', 'nuts', 'sgld', 'MonteCarloOracle', 'NelderMeadOracle',
            'PoolOracle', 'greedy_value', 'quadrature_value', 'BlendedPairwise', 'CachedOracle', 'cached_oracle',
            'cloud_around', 'LazyOracle', 'certified_mmd', 'BlockOracle', 'Blocks', 'ShardedStarts', 'make_mesh',
-           'shard_rows', 'fit_across', 'posterior_across']
+           'shard_rows', 'fit_across', 'posterior_across', 'resume']
 
 # %% ../nbs/practice/98_top.ipynb #fff6c854
 from .bnn import BNN, bnn, mlp
@@ -41,6 +41,7 @@ from .oracle import GradientOracle, GridOracle, NearParticles, NearPoint, Oracle
 from .parallel import BlockOracle, Blocks, ShardedStarts, make_mesh, shard_rows
 from .quadrature import Quadrature
 from .samplers import Draws, nuts, sgld
+from .saved import resume
 from .search import MonteCarloOracle, NelderMeadOracle, PoolOracle, greedy_value, quadrature_value
 from .step import BlendedPairwise, ConstantStep, DecayEarly, LineSearch, OpenLoop, StepRule
 
@@ -54,4 +55,4 @@ _all_ = ["assert_close", "Cloud", "importance_cloud", "GaussianApproximation", "
          "classification_scores", "regression_scores", "Model", "Posterior", "posterior", "ModelFit", "fit_model", "load_fit",
          "Compressed", "compress", "Draws", "nuts", "sgld", "MonteCarloOracle", "NelderMeadOracle", "PoolOracle", "greedy_value",
          "quadrature_value", "BlendedPairwise", "CachedOracle", "cached_oracle", "cloud_around", "LazyOracle", "certified_mmd",
-         "BlockOracle", "Blocks", "ShardedStarts", "make_mesh", "shard_rows", "fit_across", "posterior_across"]
+         "BlockOracle", "Blocks", "ShardedStarts", "make_mesh", "shard_rows", "fit_across", "posterior_across", "resume"]

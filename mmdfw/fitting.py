@@ -332,6 +332,10 @@ class Fit:
     def sample(self, key, num):
         "`num` particles drawn by weight, with replacement."
         return sample(self, key, num)
+    def save(self, path):
+        "Write the fit to a file from which `resume` goes on."
+        from mmdfw.saved import save_fit  # which imports this module
+        return save_fit(self, path)
 
 # %% ../nbs/theory/53_fit.ipynb #c088bee4
 def into_support(parts: Components, logdensity: Callable, positions: jax.Array, weights: jax.Array) -> tuple:  # -> positions, weights
