@@ -7,7 +7,7 @@ __all__ = ['SVGD_SCHEDULES', 'YEAR_SCHEDULES', 'YEAR', 'RULES', 'EXPERIMENTS', '
            'dimension', 'two_chains', 'judges', 'mmd2_part', 'network_sets', 'summarise', 'plot_race', 'race_color',
            'plot_judged', 'plot_growth', 'draw', 'experiment']
 
-# %% ../../nbs/experiments/50_networks.ipynb #e19746f6
+# %% ../../nbs/experiments/50_networks.ipynb #94b15454
 from functools import partial
 import jax, jax.numpy as jnp, matplotlib.pyplot as plt, numpy as np
 from ..bench import jitted_judge
@@ -28,11 +28,11 @@ from ..reproduce import Experiment, Settings, table_for
 from ..samplers import nuts
 from ..step import ConstantStep, LineSearch
 
-# %% ../../nbs/experiments/50_networks.ipynb #c3bdc4ba
+# %% ../../nbs/experiments/50_networks.ipynb #06ecb9cc
 SVGD_SCHEDULES = {"svgd 0.005 constant": (0.005, "constant"), "svgd 0.005 cosine": (0.005, "cosine"), "svgd 0.01 cosine": (0.01, "cosine")}
 YEAR_SCHEDULES = {"svgd 0.005 constant": (0.005, "constant"), "svgd 0.005 cosine": (0.005, "cosine"), "svgd 0.001 cosine": (0.001, "cosine")}
 
-# %% ../../nbs/experiments/50_networks.ipynb #a1435f26
+# %% ../../nbs/experiments/50_networks.ipynb #3e767c3b
 YEAR = dict(particles_per_step=5, learning_rate=0.00125, later_rate=0.00125, restart="prior")
 
 def racers(name: str, quick: bool) -> dict:  # key, race -> curve
@@ -50,7 +50,7 @@ def short_svgd(key: jax.Array, race: Race, rate: float) -> dict:  # a curve
     "SVGD with a schedule as short as one of our batches': it stops long before its time is over."
     return fill_budget(key, race._replace(budget=0.0), particles_per_step=race.num_particles, learning_rate=rate)
 
-# %% ../../nbs/experiments/50_networks.ipynb #45022cc8
+# %% ../../nbs/experiments/50_networks.ipynb #d40808a6
 def make_race(name: str, seed: int, settings: Settings) -> tuple:  # -> Race, note
     "A split of the table, and the paper's network for it."
     table, network = table_for(name, settings), NETWORKS.get(name, {})
@@ -70,7 +70,7 @@ def dimension(race: Race) -> int:
     "Of the posterior."
     return sum(int(np.prod(shape)) for shape in layout_of(jax.eval_shape(race.model.sample_prior, jax.random.key(0))).shapes)
 
-# %% ../../nbs/experiments/50_networks.ipynb #f49c0eb3
+# %% ../../nbs/experiments/50_networks.ipynb #5a3adc5a
 def two_chains(key: jax.Array, race: Race, num_rows: int, num_draws: int) -> tuple:  # -> posterior, (2, draws, d)
     "NUTS from one trained network, on few rows."
     map_key, chain_key = jax.random.split(key)
@@ -89,7 +89,7 @@ def judges(race: Race, draws: jax.Array, others: jax.Array) -> dict:  # space ->
         return lambda positions, weights=None: float(jitted_judge(known, look(positions), jnp.full(len(positions), 1 / len(positions)) if weights is None else weights))
     return {space: judge(look) for space, look in spaces.items()}
 
-# %% ../../nbs/experiments/50_networks.ipynb #3c572143
+# %% ../../nbs/experiments/50_networks.ipynb #beae815c
 RULES = {"BQ": Quadrature(), "line search": LineSearch(), "constant": ConstantStep()}
 
 def mmd2_part(name: str, race: Race, seed: int, settings: Settings) -> dict:
@@ -114,7 +114,7 @@ def network_sets(growth_key: jax.Array, svgd_keys: jax.Array, race: Race, target
     svgd = {str(n): judged(fit_model(key, race.model, x, y, num_particles=n, particles_per_step=n, later_steps=num_steps, **common).positions) for key, n in zip(svgd_keys, sizes)}
     return {"growth": {str(n): judged(grow.positions[:n]) for n in sizes}, "svgd": svgd}
 
-# %% ../../nbs/experiments/50_networks.ipynb #c3abc5d1
+# %% ../../nbs/experiments/50_networks.ipynb #d2530008
 def summarise(trials: list, budget: float) -> dict:
     "All methods, SVGD at its best among them, and our speedup to it."
     names = [name for name in trials[0] if name != "mmd2"]
@@ -126,7 +126,7 @@ def summarise(trials: list, budget: float) -> dict:
     return stands | {"svgd": tried[best] | {"schedule": best, "tried": tried}, "speedup": {"median": float(np.median(each)), "each": each}} | {
         name: trials[0]["mmdfw"][name] for name in ("rows", "dimension", "note")}
 
-# %% ../../nbs/experiments/50_networks.ipynb #2dc06db2
+# %% ../../nbs/experiments/50_networks.ipynb #26f716f7
 def plot_race(result: dict, ax=None, metric: str = "rmse"):
     "A metric against seconds, one line for each trial."
     ax, summary = ax or plt.gca(), result["summary"]
@@ -145,7 +145,7 @@ def race_color(name: str) -> str:
     "One colour for each method; BlackJAX's SVGD is a rival of its own."
     return {"mmdfw": colors["mmdfw"], "mmdfw_paper_settings": colors["mmdfw_literal"], "blackjax_svgd": colors["nuts"]}.get(name, colors["svgd"])
 
-# %% ../../nbs/experiments/50_networks.ipynb #0d8cb95f
+# %% ../../nbs/experiments/50_networks.ipynb #c8400773
 def plot_judged(result: dict, space: str, ax=None):
     "MMD^2 to a NUTS chain against the number of particles, in one of the two spaces."
     ax = ax or plt.gca()
@@ -170,7 +170,7 @@ def plot_growth(result: dict, ax=None):
     ax.legend(fontsize=8)
     return ax
 
-# %% ../../nbs/experiments/50_networks.ipynb #b02de80a
+# %% ../../nbs/experiments/50_networks.ipynb #fbf9cd05
 def draw(result: dict) -> dict:  # of figures
     "RMSE and log likelihood against time; MMD^2 against particles, where it was measured."
     race, axes = plt.subplots(1, 2, figsize=(10, 3.6))
