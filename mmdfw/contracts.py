@@ -11,23 +11,33 @@ __all__ = ['ask', 'run_rule', 'demand', 'demand_close', 'demand_pytree', 'in_pre
 
 # %% ../nbs/practice/89_contracts.ipynb #6f6f62af
 from functools import partial
-from typing import Callable
+from typing import Any, Callable
 import jax, jax.numpy as jnp, numpy as np
 from .checks import check_points
 from .embedding import Embedding, Particles, exact_embedding
 from .frank_wolfe import Components, init
 from .kernel import RBF, Kernel
 from .mixture import gaussian_mixture
-from .oracle import Oracle, Problem, lmo_value
+from .oracle import Oracle, Problem, Proposal, lmo_value
 from .quadrature import Quadrature
 from .step import StepRule, System
 
 # %% ../nbs/practice/89_contracts.ipynb #671e9ecc
-def demand(part, holds, words: str):
+def demand(
+    part: Any,  # what is checked
+    holds: Any,  # true where it keeps the clause
+    words: str,  # the clause
+):
     "Stop with the part's name and the clause that it breaks."
     if not bool(holds): raise AssertionError(f"{type(part).__name__} breaks its contract: {words}")
 
-def demand_close(part, actual, expected, words: str, tolerance: float):
+def demand_close(
+    part: Any,  # what is checked
+    actual: Any,  # its numbers
+    expected: Any,  # what they should be
+    words: str,
+    tolerance: float,  # share of the largest
+):
     "The same numbers, up to a share of the largest."
     actual, expected = np.asarray(actual, float), np.asarray(expected, float)
     demand(part, actual.shape == expected.shape, f"{words}; their shapes are {actual.shape} and {expected.shape}")
@@ -35,17 +45,17 @@ def demand_close(part, actual, expected, words: str, tolerance: float):
     off = float(np.max(np.abs(actual - expected), initial=0.0)) / unit
     demand(part, off <= tolerance, f"{words}; they differ by {off:.2g} of the largest, and {tolerance:.2g} is allowed")
 
-def demand_pytree(part):
+def demand_pytree(part: Any):
     "JAX takes parts as arguments of compiled functions."
     demand(part, not jax.tree_util.all_leaves([part]), "JAX sees no pytree in it; put @pytree_dataclass (of mmdfw.checks) above its class")
 
-def in_precision(part, dtype):
+def in_precision(part: Any, dtype: Any) -> Any:
     "The same part with its floating point numbers in another precision."
     cast = lambda leaf: jnp.asarray(leaf, dtype) if jnp.issubdtype(jnp.result_type(leaf), jnp.floating) else leaf
     return jax.tree.map(cast, part)
 
 # %% ../nbs/practice/89_contracts.ipynb #5a7fc171
-def pair_value(kernel: Kernel, x, y):
+def pair_value(kernel: Kernel, x: jax.Array, y: jax.Array) -> jax.Array:
     "What the kernel says of one pair."
     return kernel(x, y)
 
@@ -215,7 +225,7 @@ def check_oracle(
         check_answer(oracle, problem._replace(memory=answer.memory), ask(oracle, key, problem._replace(memory=answer.memory)))
 
 # %% ../nbs/practice/89_contracts.ipynb #ed039ba4
-def check_answer(oracle: Oracle, problem: Problem, answer):
+def check_answer(oracle: Oracle, problem: Problem, answer: Proposal):
     "One proposal: shapes, flags, and values that are true."
     n, d = oracle.batch_size, problem.particles.position.shape[1]
     dtype = problem.particles.position.dtype
@@ -229,7 +239,7 @@ def check_answer(oracle: Oracle, problem: Problem, answer):
     demand(oracle, np.all(sound | ~np.asarray(answer.valid)), "points that are not finite should not be `valid`")
     if problem.embedding.fixed and bool(jnp.all(answer.valid)): check_values(oracle, problem, answer)
 
-def check_values(oracle: Oracle, problem: Problem, answer):
+def check_values(oracle: Oracle, problem: Problem, answer: Proposal):
     "What it says of its points is the linear objective there."
     true = np.asarray(jax.jit(lmo_value)(problem, answer.points), float)
     unit = float(np.abs(true).max()) + 1.0

@@ -23,7 +23,9 @@ NETWORKS = {"year": dict(hidden=(100,), batch_size=500)}  # others: 50 units, 10
 SVGD_SETTINGS = [(rate, schedule) for rate in (0.005, 0.01) for schedule in ("cosine", "constant")]
 
 # %% ../nbs/practice/96_regression.ipynb #b635cacd
-def curve_of(result) -> dict:  # of a ModelFit, or whatever has records -> lists
+def curve_of(
+    result,  # a ModelFit, or whatever has records
+) -> dict:  # of lists
     "Seconds, particles, minibatch scores and the monitor's metrics along a run."
     records = result.records
     columns = {name: [record.metrics[name] for record in records] for name in records[-1].metrics}

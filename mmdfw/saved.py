@@ -8,7 +8,7 @@ __all__ = ['KERNELS', 'STATE', 'FORMAT', 'form_of', 'names_of', 'save_fit', 'rea
 # %% ../nbs/theory/54_saved.ipynb #05bacf48
 import json
 from pathlib import Path
-from typing import Callable
+from typing import Any, Callable
 import jax, jax.numpy as jnp, numpy as np
 from .checks import flatten_target
 from .cloud import jitted_logs
@@ -24,7 +24,7 @@ from .quadrature import Quadrature
 # %% ../nbs/theory/54_saved.ipynb #e1d38c4a
 KERNELS = {kernel.__name__: kernel for kernel in (RBF, IMQ, InverseLog)}
 
-def form_of(kernel: str, embedding: str, constraint: str):  # -> structure of Components
+def form_of(kernel: str, embedding: str, constraint: str) -> Any:  # structure of Components
     "The structure of the parts that `fit` makes, from their names."
     same, mixture = KERNELS[kernel](), GaussianMixture(0.0, 0.0, 0.0)
     known = {"ReferenceEmbedding": lambda: ReferenceEmbedding(same, *[0.0] * 6), "ExactRBF": lambda: ExactRBF(same, mixture, mixture, 0.0, 0.0)}
