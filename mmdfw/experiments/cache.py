@@ -15,23 +15,26 @@ from ..bench import LENGTHSCALE, exact_mmd2, jitted_start, prior_draw, toy_targe
 from ..cache import cached_oracle, cloud_around
 from ..embedding import ParticleEmbedding, SteinEmbedding, reference_embedding
 from .mixture import OWN_TERM, cloud_parts, curve, draw_places, grow, paper_parts, part_key, places, plot_curve, spread, toy_cloud
-from ..frank_wolfe import Components
+from ..frank_wolfe import Components, Info
 from ..kernel import IMQ, RBF, Stein
 from ..lazy import LazyOracle
-from ..oracle import GradientOracle, NearParticles, PriorStarts, pool_starts
+from ..oracle import GradientOracle, NearParticles, Oracle, PriorStarts, pool_starts
 from ..plots import colors
 from ..quadrature import Quadrature
 from ..refinement import jitted_weigh
 from ..reproduce import Experiment, Settings
 from ..step import ConstantStep, LineSearch
-from ..svgd import svgd
+from ..svgd import SVGDResult, svgd
 
 # %% ../../nbs/experiments/20_cache.ipynb #20e1c007
 SLOW, WALK = optax.adam(0.03), optax.adam(0.1)
 
-def num_of(settings: Settings) -> int: return 20 if settings.quick else 200
+def num_of(settings: Settings) -> int:
+    "How many particles."
+    return 20 if settings.quick else 200
 
-def svgd_cache(seed: int, settings: Settings, extra: int = 0):
+
+def svgd_cache(seed: int, settings: Settings, extra: int = 0) -> SVGDResult:
     "SVGD's particles: the same in every part of a trial; `extra` steps more for SVGD by itself."
     start = jitted_start(part_key("start", seed), num_of(settings))
     return svgd(toy_target(True).logdensity, start, (100 if settings.quick else 1000) + extra, SLOW)
@@ -43,8 +46,14 @@ def short_walk() -> GradientOracle:
 # %% ../../nbs/experiments/20_cache.ipynb #20e1c009
 CACHE_PARTS = ("SVGD", "SVGD reweighed", "cache, as printed", "cache, own term", "cache, cloud", "no cache, own term, L = 10", "no cache, own term, L = 250", "no cache, cloud")
 
-def cache_sizes(settings: Settings) -> tuple: return (5, 10, 20) if settings.quick else (10, 20, 50, 100, 150, 200)
-def cache_parts(settings: Settings) -> list: return [part for part in CACHE_PARTS if not settings.quick or part in ("SVGD", "cache, cloud")]
+def cache_sizes(settings: Settings) -> tuple:
+    "Numbers of particles to look at."
+    return (5, 10, 20) if settings.quick else (10, 20, 50, 100, 150, 200)
+
+def cache_parts(settings: Settings) -> list:
+    "Two of them in quick form."
+    return [part for part in CACHE_PARTS if not settings.quick or part in ("SVGD", "cache, cloud")]
+
 
 def run_cache(part: str, seed: int, settings: Settings) -> dict:
     "One method: MMD^2 and evaluations on the way to 200 particles."
@@ -58,7 +67,7 @@ def run_cache(part: str, seed: int, settings: Settings) -> dict:
         found = {"mmd2": curve(LENGTHSCALE, state, weights, sizes), "evaluations": {str(m): before + int(infos.evaluations[m - 2]) for m in sizes}}
         return found | ({"particles": places(state.particles.position[:n], weights[-1, :n])} if seed == settings.first_seed else {})
 
-def of_points(run, weights, keep: bool, more: int) -> dict:
+def of_points(run: SVGDResult, weights, keep: bool, more: int) -> dict:
     "SVGD has one number of particles, the one it was run with."
     n = str(len(run.positions))
     found = {"mmd2": {n: exact_mmd2(run.positions, weights)}, "evaluations": {n: run.evaluations + more}}
@@ -104,7 +113,7 @@ def summarise_cache(trials: list) -> dict:
 CACHE_LOOK = {"SVGD": (colors["svgd"], "o"), "SVGD reweighed": (colors["svgd"], "^"), "cache, as printed": (colors["mmdfw_literal"], "-"), "cache, own term": (colors["nuts"], "-"),
               "cache, cloud": (colors["stein_points"], "-"), "no cache, own term, L = 10": (colors["nuts"], ":"), "no cache, own term, L = 250": (colors["nuts"], "--"), "no cache, cloud": (colors["mmdfw_greedy"], "-")}
 
-def draw_cache_curves(result: dict):
+def draw_cache_curves(result: dict) -> plt.Figure:
     "MMD^2 against particles, and against evaluations of the target."
     figure, axes = plt.subplots(1, 2, figsize=(11, 4.2), sharey=True)
     for part, found in result["summary"]["curves"].items():
@@ -117,7 +126,7 @@ def draw_cache_curves(result: dict):
     axes[1].legend(fontsize=7)
     return figure
 
-def draw_cache_panels(result: dict):
+def draw_cache_panels(result: dict) -> plt.Figure:
     "The particles of the first trial."
     first = result["trials"][0]
     figure, axes = plt.subplots(-(-len(first) // 4), 4, figsize=(11, 3 * -(-len(first) // 4)), squeeze=False)
@@ -140,7 +149,7 @@ def lazy_world(name: str, seed: int) -> tuple:  # -> kernel, embedding, how the 
     scale = jnp.asarray(LENGTHSCALE, float)
     return Stein(IMQ(scale), toy_target(True).score), SteinEmbedding(), GradientOracle(NearParticles(2 * scale), num_steps=30, num_starts=4, scale=scale)
 
-def lazy_oracle(kind: str, kernel, embedding, walker: GradientOracle, points):
+def lazy_oracle(kind: str, kernel, embedding, walker: GradientOracle, points) -> Oracle:
     "One of the four."
     behind = walker if kind in ("every step asks", "lazy") else cached_oracle(embedding, kernel, points, replace(walker, num_steps=10))
     if not kind.startswith("lazy"): return behind
@@ -159,7 +168,7 @@ def run_lazy(part: str, seed: int, settings: Settings) -> dict:
         n = int(state.particles.count)
         return along_the_way(infos, num) | {"before": scores, "particles_in_use": n, "true_mmd2": exact_mmd2(state.particles.position[:n], weights[-1, :n])}
 
-def along_the_way(infos, num: int) -> dict:
+def along_the_way(infos: Info, num: int) -> dict:
     "Some steps, evenly spaced on a log axis; the gap is the last one that was measured."
     at, asked = np.unique(np.geomspace(1, num, 25).astype(int)) - 1, ~np.isnan(np.asarray(infos.gap))
     last = np.maximum.accumulate(np.where(asked, np.arange(num), 0))
@@ -174,7 +183,7 @@ def summarise_lazy(trials: list) -> dict:
 # %% ../../nbs/experiments/20_cache.ipynb #20e1c027
 LAZY_LOOK = {"every step asks": (colors["mmdfw_exact"], "-"), "cached": (colors["svgd"], "--"), "lazy": (colors["mmdfw"], "-"), "lazy, cache": (colors["stein_points"], "-")}
 
-def draw_lazy(result: dict):
+def draw_lazy(result: dict) -> plt.Figure:
     "MMD^2 (KSD^2 with a Stein kernel) against steps, oracle calls and evaluations."
     found = result["summary"]["found"]
     worlds = list(dict.fromkeys(part.split(": ")[0] for part in found))

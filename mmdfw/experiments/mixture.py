@@ -14,11 +14,12 @@ __all__ = ['jitted_embedding', 'OWN_TERM', 'JUDGE', 'SVGD_STEPS', 'PANELS', 'RUL
 # %% ../../nbs/experiments/10_mixture.ipynb #10e1c003
 import zlib
 from functools import lru_cache, partial
+from typing import Any
 import jax, jax.numpy as jnp, matplotlib.pyplot as plt, numpy as np
 from matplotlib.patches import Circle
 from scipy.spatial import cKDTree
 from ..bench import LENGTHSCALE, SVGD_GRID, SVGD_RATES, exact_mmd2, jitted_judge, jitted_start, prior_draw, toy_target
-from ..cloud import importance_cloud
+from ..cloud import Cloud, importance_cloud
 from ..embedding import ParticleEmbedding, exact_embedding, reference_embedding
 from ..fitting import default_kernel, jitted_step
 from ..frank_wolfe import Components, capacity_for, init, step
@@ -60,9 +61,12 @@ def fixed_parts(embedding, num_steps: int, pool=None) -> Components:
     kernel = embedding.kernel
     return Components(kernel, embedding, GradientOracle(pool_starts(embedding, kernel, pool), num_steps=num_steps, scale=kernel.lengthscale), Quadrature())
 
-def toy_cloud(key: jax.Array): return importance_cloud(key, toy_target(True).logdensity, jnp.zeros(2))
+def toy_cloud(key: jax.Array) -> Cloud:
+    "The library's cloud for the eleven Gaussians."
+    return importance_cloud(key, toy_target(True).logdensity, jnp.zeros(2))
 
-def cloud_parts(cloud, lengthscale, num_steps: int = 30) -> Components:
+
+def cloud_parts(cloud: Cloud, lengthscale, num_steps: int = 30) -> Components:
     "The same for an importance cloud."
     return fixed_parts(reference_embedding(RBF(jnp.asarray(lengthscale, float)), cloud.points, cloud.weights), num_steps)
 
@@ -91,7 +95,7 @@ def places(positions, weights=None) -> dict:
     x = np.round(np.asarray(positions, float), 4)
     return {"x": x[:, 0].tolist(), "y": x[:, 1].tolist()} | ({} if weights is None else {"weights": np.round(np.asarray(weights, float), 6).tolist()})
 
-def spread(found: list):  # numbers, lists of them, or dicts of such; one for each trial
+def spread(found: list) -> Any:  # numbers, lists of them, or dicts of such; one for each trial
     "Median and range over the trials, entry by entry."
     if isinstance(found[0], dict): return {name: spread([one[name] for one in found]) for name in found[0] if name not in ("particles", "setting")}
     return {name: of(found, axis=0).tolist() for name, of in (("median", np.median), ("low", np.min), ("high", np.max))}
@@ -99,9 +103,18 @@ def spread(found: list):  # numbers, lists of them, or dicts of such; one for ea
 # %% ../../nbs/experiments/10_mixture.ipynb #10e1c017
 JUDGE, SVGD_STEPS = 0.3, 2000
 
-def sizes_of(settings: Settings) -> tuple: return (5, 10, 20) if settings.quick else (10, 20, 35, 50, 75, 100, 150, 200)
-def svgd_sizes(settings: Settings) -> tuple: return (10,) if settings.quick else (10, 20, 50, 100, 200)
-def lengths_of(settings: Settings) -> tuple: return (50,) if settings.quick else (10, 50, 100, 250)
+def sizes_of(settings: Settings) -> tuple:
+    "Numbers of particles to look at."
+    return (5, 10, 20) if settings.quick else (10, 20, 35, 50, 75, 100, 150, 200)
+
+def svgd_sizes(settings: Settings) -> tuple:
+    "Those that SVGD is run with."
+    return (10,) if settings.quick else (10, 20, 50, 100, 200)
+
+def lengths_of(settings: Settings) -> tuple:
+    "Lengths of the oracle's walk."
+    return (50,) if settings.quick else (10, 50, 100, 250)
+
 
 def mixture_parts(settings: Settings) -> list:
     "Curves for each L; SVGD for each number; the panels."
@@ -237,7 +250,7 @@ def plot_curve(ax, found: dict, color: str, style: str = "-", label: str = None)
     ax.fill_between(n, low, high, color=color, alpha=0.15, lw=0)
     return ax
 
-def draw_curves(result: dict):
+def draw_curves(result: dict) -> plt.Figure:
     "MMD^2 against particles: the paper's algorithm on the left, ours on the right; log axes, where a power is a straight line."
     figure, axes = plt.subplots(1, 3, figsize=(12, 4.0), sharey=True)
     for name, found in result["summary"]["curves"].items():
@@ -266,7 +279,7 @@ def draw_places(ax, particles: dict, color: str, title: str):
     plot_particles(x, weights, draw_hills(ax), color=color, size=12.0 * len(x)).set_title(title, fontsize=9)
     return ax
 
-def draw_panels(result: dict):
+def draw_panels(result: dict) -> plt.Figure:
     "The paper's pictures: a row for each algorithm, a column for each bandwidth, the others last."
     first = result["trials"][0]
     panels = {part.removeprefix("panel: "): one for part, one in first.items() if part.startswith("panel")}
@@ -298,7 +311,10 @@ def off_hills(positions, weights=None, reach: float = 3.0) -> float:
     return float(np.sum(w[distance > 0.25 * reach]) / np.sum(w))
 
 # %% ../../nbs/experiments/10_mixture.ipynb #10e1c043
-def bandwidth_rules(settings: Settings) -> tuple: return ("0.1", "median") if settings.quick else ("0.1", "0.2", "0.3", "0.5", "1.0", "median", "KSD")
+def bandwidth_rules(settings: Settings) -> tuple:
+    "Fixed widths, the median rule and descent on KSD."
+    return ("0.1", "median") if settings.quick else ("0.1", "0.2", "0.3", "0.5", "1.0", "median", "KSD")
+
 
 def bandwidth_parts(settings: Settings) -> list:
     "Every rule for every algorithm."
@@ -317,7 +333,7 @@ def summarise_bandwidth(trials: list) -> dict:
     return {"precision": "float64", "judge": LENGTHSCALE, "found": {part: spread([trial[part] for trial in trials]) for part in trials[0]}}
 
 # %% ../../nbs/experiments/10_mixture.ipynb #10e1c044
-def draw_bandwidths(result: dict):
+def draw_bandwidths(result: dict) -> plt.Figure:
     "Bandwidth at the end against neighbour distance, weight off the hills, and MMD^2; fixed bandwidths joined by a line."
     found = result["summary"]["found"]
     figure, axes = plt.subplots(1, 3, figsize=(12, 3.8))

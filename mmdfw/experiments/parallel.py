@@ -6,9 +6,10 @@
 __all__ = ['SVGD_RATES', 'LABELS', 'EXPERIMENTS', 'workers_of', 'run_here', 'run_part', 'seconds_for', 'summarise',
            'plot_workers', 'draw', 'parts']
 
-# %% ../../nbs/experiments/60_parallel.ipynb #289c4274
+# %% ../../nbs/experiments/60_parallel.ipynb #9c8dce68
 import json, os, subprocess, sys
 from functools import partial
+from typing import Any
 import jax, matplotlib.pyplot as plt, numpy as np
 from .networks import YEAR, make_race
 from .race import best_schedule, race_svgd, run_contestant, stand
@@ -17,10 +18,10 @@ from ..plots import colors
 from ..regression_bench import curve_of
 from ..reproduce import Experiment, Settings
 
-# %% ../../nbs/experiments/60_parallel.ipynb #b181055d
+# %% ../../nbs/experiments/60_parallel.ipynb #cae38c7e
 SVGD_RATES = {"svgd 0.005 constant": (0.005, "constant"), "svgd 0.001 cosine": (0.001, "cosine")}
 
-def workers_of(part: str):
+def workers_of(part: str) -> Any:
     "What `fit_model` is to divide its work by."
     if part == "mmdfw": return None
     mesh = jax.make_mesh((2,), ("workers",), axis_types=(jax.sharding.AxisType.Auto,))
@@ -37,7 +38,7 @@ def run_here(part: str, seed: int, settings: Settings) -> dict:
     run(compile_key)
     return {"curve": curve_of(run(run_key)), "note": note, "devices": jax.device_count()}
 
-# %% ../../nbs/experiments/60_parallel.ipynb #3926bc0d
+# %% ../../nbs/experiments/60_parallel.ipynb #41984383
 def run_part(part: str, seed: int, settings: Settings) -> dict:
     "One method in a process of its own, with two devices."
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2"
@@ -46,7 +47,7 @@ def run_part(part: str, seed: int, settings: Settings) -> dict:
     if done.returncode: raise RuntimeError(f"{part} ended with exit code {done.returncode}: {done.stderr[-2000:]}")
     return json.loads(done.stdout.splitlines()[-1])
 
-# %% ../../nbs/experiments/60_parallel.ipynb #d3d65889
+# %% ../../nbs/experiments/60_parallel.ipynb #c6acd82c
 LABELS = {"mmdfw": "MMD-FW, one worker", "mmdfw_pbc": "PBC-MMD-FW: coordinates divided", "mmdfw_rows": "MMD-FW: rows divided"}
 
 def seconds_for(curves: list, particles: int) -> float:
@@ -60,7 +61,7 @@ def summarise(trials: list) -> dict:
     stands = {name: stand(found, max(curve["seconds"][-1] for curve in found)) for name, found in curves.items()}
     return {"methods": stands, "svgd_schedule": best_schedule(stands), "seconds": {name: seconds_for(curves[name], last) for name in LABELS if name in curves}, "particles": last, "note": trials[0]["mmdfw"]["note"]}
 
-# %% ../../nbs/experiments/60_parallel.ipynb #801dc720
+# %% ../../nbs/experiments/60_parallel.ipynb #512ec1c1
 def plot_workers(result: dict, ax=None, until: float = None):
     "RMSE against seconds; with `until`, its beginning."
     ax = ax or plt.gca()

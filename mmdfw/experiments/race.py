@@ -7,11 +7,13 @@ __all__ = ['PIECE', 'PAPER', 'jitted_blackjax', 'Race', 'run_contestant', 'held_
            'fill_budget', 'race_svgd', 'fill_with_particles', 'blackjax_svgd', 'advance_blackjax', 'run_blackjax',
            'race_blackjax', 'at_budget', 'spread', 'stand', 'best_schedule']
 
-# %% ../../nbs/experiments/35_race.ipynb #547ce500
-from typing import NamedTuple
+# %% ../../nbs/experiments/35_race.ipynb #b04056e8
+from typing import Any, Callable, NamedTuple
 import blackjax, jax, jax.numpy as jnp, numpy as np, optax
+from blackjax.base import SamplingAlgorithm
+from blackjax.vi.svgd import SVGDState
 from tqdm import tqdm
-from ..checks import layout_of, ravel
+from ..checks import Layout, layout_of, ravel
 from ..data import Split
 from ..frank_wolfe import capacity_for
 from ..model import Model, draw_rows, minibatch_logdensity
@@ -20,7 +22,7 @@ from ..regression_bench import curve_of
 from ..runs import make_monitor
 from ..step import ConstantStep, DecayEarly
 
-# %% ../../nbs/experiments/35_race.ipynb #e7d821c3
+# %% ../../nbs/experiments/35_race.ipynb #95406dda
 PIECE = 500
 
 class Race(NamedTuple):
@@ -31,12 +33,16 @@ class Race(NamedTuple):
     num_particles: int = 20
     budget: float = 30.0  # seconds
 
-def run_contestant(key: jax.Array, race: Race, **settings) -> ModelFit:
+def run_contestant(
+    key: jax.Array,
+    race: Race,
+    **settings,  # for `fit_model`
+) -> ModelFit:
     "One fit under the rules of the race."
     common = dict(num_particles=race.num_particles, batch_size=race.batch_size, monitor=held_out(race), monitor_every=race.budget / 40, progress=False)
     return fit_model(key, race.model, race.data.x, race.data.y, **(common | settings))
 
-def held_out(race: Race):  # particles, weights -> dict
+def held_out(race: Race) -> Callable:  # particles, weights -> dict
     "The monitor; particles of weight zero fill the arrays up to a few sizes, so that it is not compiled for every number of particles."
     look = make_monitor(race.model, race.data)
     def padded(particles, weights):
@@ -49,13 +55,18 @@ def whole_pieces(steps: float) -> int:
     "The nearest whole number of pieces, at least one."
     return PIECE * max(1, round(steps / PIECE))
 
-# %% ../../nbs/experiments/35_race.ipynb #e91c3f5e
+# %% ../../nbs/experiments/35_race.ipynb #f5f4489f
 class Pace(NamedTuple):
     "What a fit costs."
     step: float  # seconds of one step of a batch
     call: float  # seconds of one call of the oracle beside its steps: new particles are scored on all rows
 
-def measure_pace(keys: jax.Array, race: Race, piece: int = PIECE, **settings) -> Pace:
+def measure_pace(
+    keys: jax.Array,  # three
+    race: Race,
+    piece: int = PIECE,  # steps of one compiled scan
+    **settings,  # for `fit_model`
+) -> Pace:
     "From two short runs, one thrice as long, after one that compiles the code for all capacities up to the race's."
     batch = settings.get("particles_per_step", 3)
     some = min(2 * batch, race.num_particles)
@@ -65,7 +76,13 @@ def measure_pace(keys: jax.Array, race: Race, piece: int = PIECE, **settings) ->
     step = max(long.seconds - short.seconds, 1e-6) * batch / (long.steps - short.steps)
     return Pace(step, max(0.0, short.seconds - step * short.steps / batch) / (1 + (some > batch)))
 
-def fill_budget(key: jax.Array, race: Race, first: int = 5, later: int = 1, **settings) -> dict:  # a curve
+def fill_budget(
+    key: jax.Array,
+    race: Race,
+    first: int = 5,  # parts of the steps for the first call
+    later: int = 1,  # and for each further one
+    **settings,  # for `fit_model`
+) -> dict:  # a curve
     "A fit that takes as many steps as the budget allows, `first` to `later` of them in the first call and in each further one."
     run_key, *keys = jax.random.split(key, 4)
     pace = measure_pace(keys, race, **settings)
@@ -77,11 +94,18 @@ def race_svgd(key: jax.Array, race: Race, rate: float, schedule: str) -> dict:  
     "SVGD: all particles at once."
     return fill_budget(key, race, particles_per_step=race.num_particles, learning_rate=rate, schedule=schedule)
 
-# %% ../../nbs/experiments/35_race.ipynb #5eab07f4
+# %% ../../nbs/experiments/35_race.ipynb #bdcbaa47
 PAPER = dict(particles_per_step=1, learning_rate=0.005, later_rate=0.005, schedule="constant", step_rule=DecayEarly(ConstantStep(), 5, 0.9))
 
-def fill_with_particles(key: jax.Array, race: Race, num_steps: int = 1000, first_steps: int = None, most: int = 200, **settings) -> dict:  # a curve
-    "A fit of as many particles as the budget allows, `num_steps` for each batch; another number for the first, if told."
+def fill_with_particles(
+    key: jax.Array,
+    race: Race,
+    num_steps: int = 1000,  # for each batch
+    first_steps: int = None,  # for the first one, if it is to have another number
+    most: int = 200,  # particles
+    **settings,  # for `fit_model`
+) -> dict:  # a curve
+    "A fit of as many particles as the budget allows, `num_steps` for each batch."
     run_key, again_key, *keys = jax.random.split(key, 5)
     batch, piece = settings.get("particles_per_step", 3), min(PIECE, num_steps)
     pace = measure_pace(keys, race._replace(num_particles=2 * batch), piece, **settings)
@@ -90,13 +114,13 @@ def fill_with_particles(key: jax.Array, race: Race, num_steps: int = 1000, first
     run_contestant(again_key, race, **settings, num_particles=num, first_steps=piece, later_steps=piece)
     return curve_of(run_contestant(run_key, race, **settings, num_particles=num, first_steps=first_steps or num_steps, later_steps=num_steps))
 
-# %% ../../nbs/experiments/35_race.ipynb #bda037a2
-def blackjax_svgd(model: Model, layout, num_rows: int, rate, total):
+# %% ../../nbs/experiments/35_race.ipynb #f684e705
+def blackjax_svgd(model: Model, layout: Layout, num_rows: int, rate: Any, total: Any) -> SamplingAlgorithm:
     "The algorithm for minibatches of a model."
     score = jax.grad(lambda u, x, y: minibatch_logdensity(model, layout.unravel(u), x, y, num_rows))
     return blackjax.svgd(score, optax.adam(lambda taken: 0.5 * rate * (1 + jnp.cos(jnp.pi * jnp.minimum(taken / total, 1.0)))))
 
-def advance_blackjax(model: Model, layout, batch_size: int, x, y, key: jax.Array, state, rate, total):
+def advance_blackjax(model: Model, layout: Layout, batch_size: int, x: jax.Array, y: jax.Array, key: jax.Array, state: SVGDState, rate: Any, total: Any) -> SVGDState:
     "One piece of steps."
     algorithm = blackjax_svgd(model, layout, len(y), rate, total)
     rows = draw_rows(key, len(y), (PIECE, batch_size))
@@ -104,7 +128,7 @@ def advance_blackjax(model: Model, layout, batch_size: int, x, y, key: jax.Array
 
 jitted_blackjax = jax.jit(advance_blackjax, static_argnums=(0, 1, 2))
 
-# %% ../../nbs/experiments/35_race.ipynb #b814d495
+# %% ../../nbs/experiments/35_race.ipynb #9387f9cc
 def run_blackjax(key: jax.Array, race: Race, rate: float, num_steps: int) -> dict:  # a curve
     "BlackJAX's SVGD for so many steps, with the clock and the monitor of `fit_model`."
     model, start_key = race.model, jax.random.fold_in(key, 0)
@@ -125,7 +149,7 @@ def race_blackjax(key: jax.Array, race: Race, rate: float = 0.01) -> dict:  # a 
     seconds = [run_blackjax(k, race, rate, PIECE)["seconds"][-1] for k in keys[:2]][1]
     return run_blackjax(keys[2], race, rate, whole_pieces(PIECE * race.budget / seconds))
 
-# %% ../../nbs/experiments/35_race.ipynb #703a349c
+# %% ../../nbs/experiments/35_race.ipynb #b395ce69
 def at_budget(curve: dict, budget: float) -> dict:
     "The last look within the budget, with a fiftieth of grace for the last piece."
     last = max((i for i, seconds in enumerate(curve["seconds"]) if seconds <= 1.02 * budget), default=0)
@@ -136,7 +160,7 @@ def spread(values) -> dict:
     values = np.asarray(values, float)
     return {"mean": float(values.mean()), "sem": float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None}
 
-# %% ../../nbs/experiments/35_race.ipynb #a3b81133
+# %% ../../nbs/experiments/35_race.ipynb #00be0af1
 def stand(curves: list, budget: float, metrics: tuple = ("rmse", "log_likelihood")) -> dict:
     "Means and standard errors over the trials, when the time was over."
     last = [at_budget(curve, budget) for curve in curves]

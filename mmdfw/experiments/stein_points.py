@@ -28,8 +28,14 @@ BOX = ((-4.0, 4.0), (-4.0, 4.0))
 OBJECTIVES = {"greedy": greedy_value, "herding": lmo_value}
 ADAM = optax.adam(0.1)
 
-def toy_score(x): return toy_target(True).score(x)  # one function, so that a second run finds everything compiled
-def in_box(key): return jax.random.uniform(key, (2,), minval=-4.0, maxval=4.0)
+def toy_score(x: jax.Array) -> jax.Array:
+    "One function, so that a second run finds everything compiled."
+    return toy_target(True).score(x)
+
+def in_box(key: jax.Array) -> jax.Array:
+    "A start anywhere in the box."
+    return jax.random.uniform(key, (2,), minval=-4.0, maxval=4.0)
+
 
 BASES = {"Gaussian": lambda: RBF(LENGTHSCALE), "IMQ": lambda: IMQ(LENGTHSCALE), "inverse log": lambda: InverseLog(LENGTHSCALE), "IMQ score": lambda: ScoreIMQ(toy_score, 4.0)}
 
@@ -74,13 +80,18 @@ def unequal(positions, weights=None) -> float:
     nearest = cKDTree(np.asarray(toy_target(True).means)).query(np.asarray(positions))[1]
     return float(np.abs(np.bincount(nearest, w, 11) - 1 / 11).sum() / 2)
 
-def drawn(key, num: int): return toy_target(True).sample(key, num), None, 0
+def drawn(key: jax.Array, num: int) -> tuple:
+    "Independent draws."
+    return toy_target(True).sample(key, num), None, 0
 
-def by_svgd(key, num: int):
+
+def by_svgd(key: jax.Array, num: int) -> tuple:  # positions, weights, evaluations
+    "SVGD from the prior."
     run = svgd(toy_target(True).logdensity, jitted_start(key, num), 1000)
     return run.positions, None, run.evaluations
 
-def by_cloud(key, num: int):
+def by_cloud(key: jax.Array, num: int) -> tuple:  # positions, weights, evaluations
+    "MMD-FW with the library's cloud."
     cloud_key, grow_key = jax.random.split(key)
     cloud = toy_cloud(cloud_key)
     state, weights, _ = grow(cloud_parts(cloud, LENGTHSCALE), grow_key, num)
@@ -93,7 +104,7 @@ def summarise_stein(trials: list) -> dict:
     "Spread over the trials."
     return {"precision": "float64", "found": {part: spread([trial[part] for trial in trials]) for part in trials[0]}}
 
-def draw_six(result: dict, base: str = "Gaussian"):
+def draw_six(result: dict, base: str = "Gaussian") -> plt.Figure:
     "The paper's panels, and the gradient's beside them."
     first = result["trials"][0]
     searches = [search for search in SEARCHES if f"greedy, {search}, {base}" in first]
@@ -105,7 +116,7 @@ def draw_six(result: dict, base: str = "Gaussian"):
             draw_places(ax, one["particles"], colors["stein_points"], f"{objective}, {search}\nMMD² {one['mmd2']:.1e}").set(xlim=(-4.2, 4.2), ylim=(-4.2, 4.2))
     return figure
 
-def draw_table(result: dict):
+def draw_table(result: dict) -> plt.Figure:
     "MMD^2 and weight off the hills of every combination; lines where the others are."
     found = result["summary"]["found"]
     figure, axes = plt.subplots(1, 2, figsize=(11, 4.2))
