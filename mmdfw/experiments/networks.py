@@ -7,7 +7,7 @@ __all__ = ['SVGD_SCHEDULES', 'YEAR_SCHEDULES', 'YEAR', 'RULES', 'EXPERIMENTS', '
            'dimension', 'two_chains', 'judges', 'mmd2_part', 'network_sets', 'summarise', 'plot_race', 'race_color',
            'plot_judged', 'plot_growth', 'draw', 'experiment']
 
-# %% ../../nbs/experiments/50_networks.ipynb #27a02080
+# %% ../../nbs/experiments/50_networks.ipynb #e0f9eec7
 from functools import partial
 from typing import Callable
 import jax, jax.numpy as jnp, matplotlib.pyplot as plt, numpy as np
@@ -29,11 +29,11 @@ from ..reproduce import Experiment, Settings, table_for
 from ..samplers import nuts
 from ..step import ConstantStep, LineSearch
 
-# %% ../../nbs/experiments/50_networks.ipynb #c0939c1a
+# %% ../../nbs/experiments/50_networks.ipynb #fc3ef71d
 SVGD_SCHEDULES = {"svgd 0.005 constant": (0.005, "constant"), "svgd 0.005 cosine": (0.005, "cosine"), "svgd 0.01 cosine": (0.01, "cosine")}
 YEAR_SCHEDULES = {"svgd 0.005 constant": (0.005, "constant"), "svgd 0.005 cosine": (0.005, "cosine"), "svgd 0.001 cosine": (0.001, "cosine")}
 
-# %% ../../nbs/experiments/50_networks.ipynb #7e6689c4
+# %% ../../nbs/experiments/50_networks.ipynb #bc8914bf
 YEAR = dict(particles_per_step=5, learning_rate=0.00125, later_rate=0.00125, restart="prior")
 
 def racers(name: str, quick: bool) -> dict:  # key, race -> curve
@@ -51,7 +51,7 @@ def short_svgd(key: jax.Array, race: Race, rate: float) -> dict:  # a curve
     "SVGD with a schedule as short as one of our batches': it stops long before its time is over."
     return fill_budget(key, race._replace(budget=0.0), particles_per_step=race.num_particles, learning_rate=rate)
 
-# %% ../../nbs/experiments/50_networks.ipynb #6f166b6c
+# %% ../../nbs/experiments/50_networks.ipynb #95607b42
 def make_race(name: str, seed: int, settings: Settings) -> tuple:  # -> Race, note
     "A split of the table, and the paper's network for it."
     table, network = table_for(name, settings), NETWORKS.get(name, {})
@@ -71,7 +71,7 @@ def dimension(race: Race) -> int:
     "Of the posterior."
     return sum(int(np.prod(shape)) for shape in layout_of(jax.eval_shape(race.model.sample_prior, jax.random.key(0))).shapes)
 
-# %% ../../nbs/experiments/50_networks.ipynb #c2a81afc
+# %% ../../nbs/experiments/50_networks.ipynb #e178f4b3
 def two_chains(key: jax.Array, race: Race, num_rows: int, num_draws: int) -> tuple:  # -> posterior, (2, draws, d)
     "NUTS from one trained network, on few rows."
     map_key, chain_key = jax.random.split(key)
@@ -90,7 +90,7 @@ def judges(race: Race, draws: jax.Array, others: jax.Array) -> dict:  # space ->
         return lambda positions, weights=None: float(jitted_judge(known, look(positions), jnp.full(len(positions), 1 / len(positions)) if weights is None else weights))
     return {space: judge(look) for space, look in spaces.items()}
 
-# %% ../../nbs/experiments/50_networks.ipynb #d75008dc
+# %% ../../nbs/experiments/50_networks.ipynb #2590844a
 RULES = {"BQ": Quadrature(), "line search": LineSearch(), "constant": ConstantStep()}
 
 def mmd2_part(name: str, race: Race, seed: int, settings: Settings) -> dict:
@@ -115,19 +115,19 @@ def network_sets(growth_key: jax.Array, svgd_keys: jax.Array, race: Race, target
     svgd = {str(n): judged(fit_model(key, race.model, x, y, num_particles=n, particles_per_step=n, later_steps=num_steps, **common).positions) for key, n in zip(svgd_keys, sizes)}
     return {"growth": {str(n): judged(grow.positions[:n]) for n in sizes}, "svgd": svgd}
 
-# %% ../../nbs/experiments/50_networks.ipynb #b4110abd
+# %% ../../nbs/experiments/50_networks.ipynb #fb9761d6
 def summarise(trials: list, budget: float) -> dict:
     "All methods, SVGD at its best among them, and our speedup to it."
     names = [name for name in trials[0] if name != "mmd2"]
     curves = {name: [trial[name]["curve"] for trial in trials] for name in names}
-    stands = {name: stand(curves[name], budget) for name in names}
+    stands = {name: stand(curves[name], budget if name.startswith("mmdfw") else None) for name in names}
     best = best_schedule(stands)
     tried = {name: stands.pop(name) for name in names if name.startswith("svgd")}
     each = speedups(curves[best], curves["mmdfw"])
     return stands | {"svgd": tried[best] | {"schedule": best, "tried": tried}, "speedup": {"median": float(np.median(each)), "each": each}} | {
         name: trials[0]["mmdfw"][name] for name in ("rows", "dimension", "note")}
 
-# %% ../../nbs/experiments/50_networks.ipynb #d1a9da84
+# %% ../../nbs/experiments/50_networks.ipynb #dc14f223
 def plot_race(result: dict, ax=None, metric: str = "rmse"):
     "A metric against seconds, one line for each trial."
     ax, summary = ax or plt.gca(), result["summary"]
@@ -146,7 +146,7 @@ def race_color(name: str) -> str:
     "One colour for each method; BlackJAX's SVGD is a rival of its own."
     return {"mmdfw": colors["mmdfw"], "mmdfw_paper_settings": colors["mmdfw_literal"], "blackjax_svgd": colors["nuts"]}.get(name, colors["svgd"])
 
-# %% ../../nbs/experiments/50_networks.ipynb #dbb351ba
+# %% ../../nbs/experiments/50_networks.ipynb #6a92245f
 def plot_judged(result: dict, space: str, ax=None):
     "MMD^2 to a NUTS chain against the number of particles, in one of the two spaces."
     ax = ax or plt.gca()
@@ -171,7 +171,7 @@ def plot_growth(result: dict, ax=None):
     ax.legend(fontsize=8)
     return ax
 
-# %% ../../nbs/experiments/50_networks.ipynb #6e83b96b
+# %% ../../nbs/experiments/50_networks.ipynb #b952d737
 def draw(result: dict) -> dict:  # of figures
     "RMSE and log likelihood against time; MMD^2 against particles, where it was measured."
     race, axes = plt.subplots(1, 2, figsize=(10, 3.6))

@@ -7,7 +7,7 @@ __all__ = ['PIECE', 'PAPER', 'jitted_blackjax', 'Race', 'run_contestant', 'held_
            'fill_budget', 'race_svgd', 'fill_with_particles', 'blackjax_svgd', 'advance_blackjax', 'run_blackjax',
            'race_blackjax', 'at_budget', 'spread', 'stand', 'best_schedule']
 
-# %% ../../nbs/experiments/35_race.ipynb #b04056e8
+# %% ../../nbs/experiments/35_race.ipynb #1587b804
 from typing import Any, Callable, NamedTuple
 import blackjax, jax, jax.numpy as jnp, numpy as np, optax
 from blackjax.base import SamplingAlgorithm
@@ -22,7 +22,7 @@ from ..regression_bench import curve_of
 from ..runs import make_monitor
 from ..step import ConstantStep, DecayEarly
 
-# %% ../../nbs/experiments/35_race.ipynb #95406dda
+# %% ../../nbs/experiments/35_race.ipynb #ef035e06
 PIECE = 500
 
 class Race(NamedTuple):
@@ -36,7 +36,7 @@ class Race(NamedTuple):
 def run_contestant(
     key: jax.Array,
     race: Race,
-    **settings,  # for `fit_model`
+    **settings: Any,  # for `fit_model`
 ) -> ModelFit:
     "One fit under the rules of the race."
     common = dict(num_particles=race.num_particles, batch_size=race.batch_size, monitor=held_out(race), monitor_every=race.budget / 40, progress=False)
@@ -55,7 +55,7 @@ def whole_pieces(steps: float) -> int:
     "The nearest whole number of pieces, at least one."
     return PIECE * max(1, round(steps / PIECE))
 
-# %% ../../nbs/experiments/35_race.ipynb #f5f4489f
+# %% ../../nbs/experiments/35_race.ipynb #20768482
 class Pace(NamedTuple):
     "What a fit costs."
     step: float  # seconds of one step of a batch
@@ -65,7 +65,7 @@ def measure_pace(
     keys: jax.Array,  # three
     race: Race,
     piece: int = PIECE,  # steps of one compiled scan
-    **settings,  # for `fit_model`
+    **settings: Any,  # for `fit_model`
 ) -> Pace:
     "From two short runs, one thrice as long, after one that compiles the code for all capacities up to the race's."
     batch = settings.get("particles_per_step", 3)
@@ -81,7 +81,7 @@ def fill_budget(
     race: Race,
     first: int = 5,  # parts of the steps for the first call
     later: int = 1,  # and for each further one
-    **settings,  # for `fit_model`
+    **settings: Any,  # for `fit_model`
 ) -> dict:  # a curve
     "A fit that takes as many steps as the budget allows, `first` to `later` of them in the first call and in each further one."
     run_key, *keys = jax.random.split(key, 4)
@@ -94,7 +94,7 @@ def race_svgd(key: jax.Array, race: Race, rate: float, schedule: str) -> dict:  
     "SVGD: all particles at once."
     return fill_budget(key, race, particles_per_step=race.num_particles, learning_rate=rate, schedule=schedule)
 
-# %% ../../nbs/experiments/35_race.ipynb #bdcbaa47
+# %% ../../nbs/experiments/35_race.ipynb #fde5bcac
 PAPER = dict(particles_per_step=1, learning_rate=0.005, later_rate=0.005, schedule="constant", step_rule=DecayEarly(ConstantStep(), 5, 0.9))
 
 def fill_with_particles(
@@ -103,7 +103,7 @@ def fill_with_particles(
     num_steps: int = 1000,  # for each batch
     first_steps: int = None,  # for the first one, if it is to have another number
     most: int = 200,  # particles
-    **settings,  # for `fit_model`
+    **settings: Any,  # for `fit_model`
 ) -> dict:  # a curve
     "A fit of as many particles as the budget allows, `num_steps` for each batch."
     run_key, again_key, *keys = jax.random.split(key, 5)
@@ -114,7 +114,7 @@ def fill_with_particles(
     run_contestant(again_key, race, **settings, num_particles=num, first_steps=piece, later_steps=piece)
     return curve_of(run_contestant(run_key, race, **settings, num_particles=num, first_steps=first_steps or num_steps, later_steps=num_steps))
 
-# %% ../../nbs/experiments/35_race.ipynb #f684e705
+# %% ../../nbs/experiments/35_race.ipynb #587c64d4
 def blackjax_svgd(model: Model, layout: Layout, num_rows: int, rate: Any, total: Any) -> SamplingAlgorithm:
     "The algorithm for minibatches of a model."
     score = jax.grad(lambda u, x, y: minibatch_logdensity(model, layout.unravel(u), x, y, num_rows))
@@ -128,7 +128,7 @@ def advance_blackjax(model: Model, layout: Layout, batch_size: int, x: jax.Array
 
 jitted_blackjax = jax.jit(advance_blackjax, static_argnums=(0, 1, 2))
 
-# %% ../../nbs/experiments/35_race.ipynb #9387f9cc
+# %% ../../nbs/experiments/35_race.ipynb #9825e9af
 def run_blackjax(key: jax.Array, race: Race, rate: float, num_steps: int) -> dict:  # a curve
     "BlackJAX's SVGD for so many steps, with the clock and the monitor of `fit_model`."
     model, start_key = race.model, jax.random.fold_in(key, 0)
@@ -149,10 +149,10 @@ def race_blackjax(key: jax.Array, race: Race, rate: float = 0.01) -> dict:  # a 
     seconds = [run_blackjax(k, race, rate, PIECE)["seconds"][-1] for k in keys[:2]][1]
     return run_blackjax(keys[2], race, rate, whole_pieces(PIECE * race.budget / seconds))
 
-# %% ../../nbs/experiments/35_race.ipynb #b395ce69
-def at_budget(curve: dict, budget: float) -> dict:
-    "The last look within the budget, with a fiftieth of grace for the last piece."
-    last = max((i for i, seconds in enumerate(curve["seconds"]) if seconds <= 1.02 * budget), default=0)
+# %% ../../nbs/experiments/35_race.ipynb #3ec0c7a5
+def at_budget(curve: dict, budget: float = None) -> dict:
+    "The last look within the budget, with a fiftieth of grace for the last piece; the last of all where there is no budget."
+    last = len(curve["seconds"]) - 1 if budget is None else max((i for i, seconds in enumerate(curve["seconds"]) if seconds <= 1.02 * budget), default=0)
     return {name: values[last] for name, values in curve.items()}
 
 def spread(values) -> dict:
@@ -160,9 +160,9 @@ def spread(values) -> dict:
     values = np.asarray(values, float)
     return {"mean": float(values.mean()), "sem": float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None}
 
-# %% ../../nbs/experiments/35_race.ipynb #00be0af1
-def stand(curves: list, budget: float, metrics: tuple = ("rmse", "log_likelihood")) -> dict:
-    "Means and standard errors over the trials, when the time was over."
+# %% ../../nbs/experiments/35_race.ipynb #fe5beb87
+def stand(curves: list, budget: float = None, metrics: tuple = ("rmse", "log_likelihood")) -> dict:
+    "Means and standard errors over the trials, when the time was over, or at the end where there is no budget."
     last = [at_budget(curve, budget) for curve in curves]
     return {name: spread([each[name] for each in last]) for name in metrics} | {name: float(np.mean([each[name] for each in last])) for name in ("seconds", "particles")}
 
