@@ -92,7 +92,7 @@ docs: $(DOCS_STAMP)  ## build the site into _docs, with Quarto where there is on
 
 browser:  ## install Chromium for the test of the site (Debian, Ubuntu; needs root)
 	@if command -v chromium || command -v chromium-browser || command -v google-chrome; then :; \
-	elif command -v apt-get >/dev/null && test "$$(id -u)" = 0; then apt-get update -qq && apt-get install -y -qq chromium >/dev/null; \
+	elif command -v apt-get >/dev/null && test "$$(id -u)" = 0; then apt-get update -qq && apt-get install -y -qq chromium >/dev/null || echo 'Chromium could not be installed: the test of the site is skipped.'; \
 	else echo "Install Chromium or Chrome yourself, or run this as root on Debian; without it the test of the site is skipped."; fi
 
 export: setup  ## clean the notebooks and write mmdfw/ from them
