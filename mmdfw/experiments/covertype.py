@@ -4,17 +4,17 @@
 
 # %% auto #0
 __all__ = ['SVGD_SCHEDULES', 'METRICS', 'SGLD_SIZES', 'RULES', 'SIZES', 'LABELS', 'STYLES', 'BUDGET', 'EXPERIMENTS', 'race_short',
-           'methods', 'race_sgld', 'run_sgld', 'race_stein', 'growths', 'mmd2_part', 'svgd_at', 'stein_prefixes',
-           'run_part', 'rates', 'summarise', 'plot_accuracy', 'plot_mmd2', 'plot_growths', 'draw']
+           'race_one_by_one', 'methods', 'race_sgld', 'run_sgld', 'race_stein', 'growths', 'mmd2_part', 'svgd_at',
+           'stein_prefixes', 'run_part', 'rates', 'summarise', 'plot_accuracy', 'plot_mmd2', 'plot_growths', 'draw']
 
-# %% ../../nbs/experiments/40_covertype.ipynb #3063ed86
+# %% ../../nbs/experiments/40_covertype.ipynb #2a9ec6c7
 from functools import partial
 import jax, jax.numpy as jnp, matplotlib.pyplot as plt, numpy as np
 from ..bench import timed
 from ..checks import layout_of
 from ..compression import compress
 from ..data import split
-from .race import PAPER, Race, best_schedule, fill_with_particles, race_svgd, run_contestant, stand
+from .race import PAPER, Race, best_schedule, race_svgd, run_contestant, stand
 from ..frank_wolfe import capacity_for
 from ..kernel import RBF, random_fourier
 from ..logistic import Logistic
@@ -31,7 +31,7 @@ from ..step import ConstantStep, LineSearch
 from ..stein_points import stein_points
 from ..svgd import minibatches
 
-# %% ../../nbs/experiments/40_covertype.ipynb #1d52ae61
+# %% ../../nbs/experiments/40_covertype.ipynb #2db8693e
 SVGD_SCHEDULES = {"svgd 0.005 constant": (0.005, "constant"), "svgd 0.01 cosine": (0.01, "cosine"), "svgd 0.05 cosine": (0.05, "cosine")}
 METRICS = ("accuracy", "log_likelihood")
 
@@ -41,14 +41,21 @@ def race_short(key: jax.Array, race: Race, first_steps: int = 7500, later_steps:
     run_contestant(compile_key, race, num_particles=20, first_steps=500, later_steps=500)
     return curve_of(run_contestant(run_key, race, num_particles=20, first_steps=first_steps, later_steps=later_steps, monitor_every=0.05))
 
+def race_one_by_one(key: jax.Array, race: Race, first_steps: int, num: int) -> dict:  # a curve
+    "The paper's growth with L = 250; a long first call is a MAP start."
+    compile_key, run_key = jax.random.split(key)
+    run = partial(run_contestant, race=race, num_particles=num, later_steps=250, monitor_every=0.05, **PAPER)
+    run(compile_key, first_steps=250)
+    return curve_of(run(run_key, first_steps=first_steps))
+
 def methods(quick: bool) -> dict:  # key, race -> curve
     "The methods of the race."
-    one_by_one = partial(fill_with_particles, num_steps=250, most=10 if quick else 100, **PAPER)
-    ours = {"mmdfw": race_short, "mmdfw_map": partial(one_by_one, first_steps=1000 if quick else 10_000), "mmdfw_random": one_by_one}
+    ours = {"mmdfw": race_short, "mmdfw_map": partial(race_one_by_one, first_steps=1000 if quick else 10_000, num=10 if quick else 50),
+            "mmdfw_random": partial(race_one_by_one, first_steps=250, num=10 if quick else 50)}
     rivals = {name: partial(race_svgd, rate=rate, schedule=schedule) for name, (rate, schedule) in list(SVGD_SCHEDULES.items())[: 1 if quick else None]}
     return ours | rivals | {"sgld": partial(race_sgld, thin=10 if quick else 2000), "stein_points": partial(race_stein, num_points=3 if quick else 20)}
 
-# %% ../../nbs/experiments/40_covertype.ipynb #614345e1
+# %% ../../nbs/experiments/40_covertype.ipynb #1058c327
 SGLD_SIZES = (1e-7, 1e-6, 1e-5)
 
 def race_sgld(key: jax.Array, race: Race, thin: int = 2000, num_draws: int = 40) -> dict:  # a curve
@@ -69,7 +76,7 @@ def run_sgld(key: jax.Array, race: Race, size: float, thin: int, num_draws: int)
     return {"seconds": (seconds * part).tolist(), "particles": [int(later_half(i).sum()) for i in range(num_draws)], "scores": (thin * num_draws * part).astype(int).tolist(),
             "step_size": [size] * num_draws} | {name: [float(each[name]) for each in seen] for name in METRICS}
 
-# %% ../../nbs/experiments/40_covertype.ipynb #4de30de0
+# %% ../../nbs/experiments/40_covertype.ipynb #9e6c5c05
 def race_stein(key: jax.Array, race: Race, num_points: int = 20) -> dict:  # a curve
     "Greedy Monte Carlo Stein points on all rows."
     map_key, *keys = jax.random.split(key, num_points)
@@ -88,7 +95,7 @@ def race_stein(key: jax.Array, race: Race, num_points: int = 20) -> dict:  # a c
     return {"seconds": seconds, "particles": list(range(1, len(seconds) + 1)), "scores": [20 * i for i in range(len(seconds))]} | {
         name: [float(record[name]) for record in records] for name in METRICS}
 
-# %% ../../nbs/experiments/40_covertype.ipynb #b95b5a9f
+# %% ../../nbs/experiments/40_covertype.ipynb #f1b6183c
 RULES = {"constant": ConstantStep(), "line search": LineSearch(), "BQ": Quadrature()}
 SIZES = (5, 10, 20, 50, 100)
 
@@ -101,7 +108,7 @@ def growths(key: jax.Array, draws: jax.Array, lengthscale: float, num: int, freq
         grow = lambda kernel, rule: compress(kernel_key, points, num, kernel=kernel, step_rule=rule, refine=False, progress=False).history.discrepancy
         return {name: {rule: np.asarray(grow(kernel, each), float).tolist() for rule, each in RULES.items()} for name, kernel in kernels.items()}
 
-# %% ../../nbs/experiments/40_covertype.ipynb #67c93a87
+# %% ../../nbs/experiments/40_covertype.ipynb #c39a14d4
 def mmd2_part(seed: int, settings: Settings) -> dict:
     "All methods at several numbers of particles, judged by NUTS; and the growths."
     data, rows, effort, draws, sizes = (STAND_INS["covertype"], 300, 0.02, 100, (5, 10)) if settings.quick else ("covertype", 3000, 1.0, 4000, SIZES)
@@ -126,7 +133,7 @@ def stein_prefixes(key: jax.Array, case: Case, sizes: tuple, effort: float) -> d
     points = by_stein_points(key, case, max(sizes), effort)[0]
     return {str(n): judged(case, points[:n]) for n in sizes}
 
-# %% ../../nbs/experiments/40_covertype.ipynb #8b0e5b96
+# %% ../../nbs/experiments/40_covertype.ipynb #9f4be879
 def run_part(part: str, seed: int, settings: Settings) -> dict:
     "One method on one split, or the MMD part."
     if part == "mmd2": return mmd2_part(seed, settings)
@@ -136,7 +143,7 @@ def run_part(part: str, seed: int, settings: Settings) -> dict:
     curve = tried[part](jax.random.fold_in(jax.random.key(seed), list(tried).index(part)), race)
     return {"curve": curve, "rows": len(data.y), "note": table.note}
 
-# %% ../../nbs/experiments/40_covertype.ipynb #d22db1f6
+# %% ../../nbs/experiments/40_covertype.ipynb #b54e2e9d
 def rates(history: list, floor: float = 1e-13) -> dict:
     "How well log MMD^2 is fitted by a line in n and by one in log n."
     n = np.arange(len(history)) + 2
@@ -147,7 +154,7 @@ def rates(history: list, floor: float = 1e-13) -> dict:
     slope = lambda x: float(np.polyfit(x, y, 1)[0])
     return {"linear": explained(n[use]), "power": explained(np.log(n[use])), "exponent": slope(np.log(n[use])), "factor": float(np.exp(slope(n[use]))), "points": int(use.sum())}
 
-# %% ../../nbs/experiments/40_covertype.ipynb #51eba336
+# %% ../../nbs/experiments/40_covertype.ipynb #ad5074d7
 def summarise(trials: list, budget: float) -> dict:
     "Where each method stood, our speedup to SVGD's last accuracy and log likelihood, and MMD^2 in medians."
     names = [name for name in trials[0] if name != "mmd2"]
@@ -162,7 +169,7 @@ def summarise(trials: list, budget: float) -> dict:
             "mmd2": {name: {n: middle([found["judged"][name][n] for found in mmd2]) for n in mmd2[0]["judged"][name]} for name in mmd2[0]["judged"]},
             "rates": {kernel: {rule: rates(mmd2[0]["growth"][kernel][rule]) for rule in RULES} for kernel in mmd2[0]["growth"]}}
 
-# %% ../../nbs/experiments/40_covertype.ipynb #cf13d9f2
+# %% ../../nbs/experiments/40_covertype.ipynb #ee54e07d
 LABELS = {"mmdfw": "MMD-FW, recommended", "mmdfw_map": "MMD-FW, paper's settings, MAP start", "mmdfw_random": "MMD-FW, paper's settings, random start", "sgld": "SGLD", "stein_points": "Stein points"}
 STYLES = {"mmdfw": (colors["mmdfw"], "-"), "mmdfw_map": (colors["mmdfw_literal"], "-"), "mmdfw_random": (colors["mmdfw_literal"], ":"), "sgld": (colors["sgld"], "-"), "stein_points": (colors["stein_points"], "-")}
 
@@ -177,7 +184,7 @@ def plot_accuracy(result: dict, ax=None, metric: str = "accuracy"):
     ax.set(xlabel="seconds", ylabel=f"test {metric.replace('_', ' ')}", title=f"Covertype{note}, {result['summary']['rows']:,} training rows")
     return ax
 
-# %% ../../nbs/experiments/40_covertype.ipynb #ef1d88a5
+# %% ../../nbs/experiments/40_covertype.ipynb #fd65bbda
 def plot_mmd2(result: dict, ax=None):
     "MMD^2 to the judge, median over the trials."
     ax = ax or plt.gca()
@@ -198,7 +205,7 @@ def plot_growths(result: dict, rule: str, ax=None):
     ax.set(xlabel="particles", ylabel="MMD²", title=rule)
     return ax
 
-# %% ../../nbs/experiments/40_covertype.ipynb #96aa5108
+# %% ../../nbs/experiments/40_covertype.ipynb #fda929b1
 def draw(result: dict) -> dict:  # of figures
     "Accuracy and log likelihood against time; MMD^2 against particles; the growths."
     race, axes = plt.subplots(1, 2, figsize=(11, 3.8))
