@@ -7,7 +7,7 @@ __all__ = ['SVGD_SCHEDULES', 'METRICS', 'SGLD_SIZES', 'RULES', 'SIZES', 'LABELS'
            'race_one_by_one', 'methods', 'race_sgld', 'run_sgld', 'race_stein', 'growths', 'mmd2_part', 'svgd_at',
            'stein_prefixes', 'run_part', 'rates', 'summarise', 'plot_accuracy', 'plot_mmd2', 'plot_growths', 'draw']
 
-# %% ../../nbs/experiments/40_covertype.ipynb #daa71a5f
+# %% ../../nbs/experiments/40_covertype.ipynb #0ea8be77
 from functools import partial
 import jax, jax.numpy as jnp, matplotlib.pyplot as plt, numpy as np
 from ..bench import timed
@@ -31,7 +31,7 @@ from ..step import ConstantStep, LineSearch
 from ..stein_points import stein_points
 from ..svgd import minibatches
 
-# %% ../../nbs/experiments/40_covertype.ipynb #c363aa0c
+# %% ../../nbs/experiments/40_covertype.ipynb #94d98a6f
 SVGD_SCHEDULES = {"svgd 0.005 constant": (0.005, "constant"), "svgd 0.01 cosine": (0.01, "cosine"), "svgd 0.05 cosine": (0.05, "cosine")}
 METRICS = ("accuracy", "log_likelihood")
 
@@ -55,7 +55,7 @@ def methods(quick: bool) -> dict:  # key, race -> curve
     rivals = {name: partial(race_svgd, rate=rate, schedule=schedule) for name, (rate, schedule) in list(SVGD_SCHEDULES.items())[: 1 if quick else None]}
     return ours | rivals | {"sgld": partial(race_sgld, thin=10 if quick else 2000), "stein_points": partial(race_stein, num_points=3 if quick else 20)}
 
-# %% ../../nbs/experiments/40_covertype.ipynb #703d91e3
+# %% ../../nbs/experiments/40_covertype.ipynb #84a094c4
 SGLD_SIZES = (1e-7, 1e-6, 1e-5)
 
 def race_sgld(key: jax.Array, race: Race, thin: int = 2000, num_draws: int = 40) -> dict:  # a curve
@@ -76,7 +76,7 @@ def run_sgld(key: jax.Array, race: Race, size: float, thin: int, num_draws: int)
     return {"seconds": (seconds * part).tolist(), "particles": [int(later_half(i).sum()) for i in range(num_draws)], "scores": (thin * num_draws * part).astype(int).tolist(),
             "step_size": [size] * num_draws} | {name: [float(each[name]) for each in seen] for name in METRICS}
 
-# %% ../../nbs/experiments/40_covertype.ipynb #11f20022
+# %% ../../nbs/experiments/40_covertype.ipynb #54314b7d
 def race_stein(key: jax.Array, race: Race, num_points: int = 20) -> dict:  # a curve
     "Greedy Monte Carlo Stein points on all rows."
     map_key, *keys = jax.random.split(key, num_points)
@@ -95,7 +95,7 @@ def race_stein(key: jax.Array, race: Race, num_points: int = 20) -> dict:  # a c
     return {"seconds": seconds, "particles": list(range(1, len(seconds) + 1)), "scores": [20 * i for i in range(len(seconds))]} | {
         name: [float(record[name]) for record in records] for name in METRICS}
 
-# %% ../../nbs/experiments/40_covertype.ipynb #d5920264
+# %% ../../nbs/experiments/40_covertype.ipynb #09d52c8c
 RULES = {"constant": ConstantStep(), "line search": LineSearch(), "BQ": Quadrature()}
 SIZES = (5, 10, 20, 50, 100)
 
@@ -108,7 +108,7 @@ def growths(key: jax.Array, draws: jax.Array, lengthscale: float, num: int, freq
         grow = lambda kernel, rule: compress(kernel_key, points, num, kernel=kernel, step_rule=rule, refine=False, progress=False).history.discrepancy
         return {name: {rule: np.asarray(grow(kernel, each), float).tolist() for rule, each in RULES.items()} for name, kernel in kernels.items()}
 
-# %% ../../nbs/experiments/40_covertype.ipynb #9322a5af
+# %% ../../nbs/experiments/40_covertype.ipynb #378b96b2
 def mmd2_part(seed: int, settings: Settings) -> dict:
     "All methods at several numbers of particles, judged by NUTS; and the growths."
     data, rows, effort, draws, sizes = (STAND_INS["covertype"], 300, 0.02, 100, (5, 10)) if settings.quick else ("covertype", 3000, 1.0, 4000, SIZES)
@@ -133,7 +133,7 @@ def stein_prefixes(key: jax.Array, case: Case, sizes: tuple, effort: float) -> d
     points = by_stein_points(key, case, max(sizes), effort)[0]
     return {str(n): judged(case, points[:n]) for n in sizes}
 
-# %% ../../nbs/experiments/40_covertype.ipynb #0edce6fd
+# %% ../../nbs/experiments/40_covertype.ipynb #b7fe7c3a
 def run_part(part: str, seed: int, settings: Settings) -> dict:
     "One method on one split, or the MMD part."
     if part == "mmd2": return mmd2_part(seed, settings)
@@ -143,7 +143,7 @@ def run_part(part: str, seed: int, settings: Settings) -> dict:
     curve = tried[part](jax.random.fold_in(jax.random.key(seed), list(tried).index(part)), race)
     return {"curve": curve, "rows": len(data.y), "note": table.note}
 
-# %% ../../nbs/experiments/40_covertype.ipynb #4d13e3e8
+# %% ../../nbs/experiments/40_covertype.ipynb #30c04b49
 def rates(history: list, floor: float = 1e-13) -> dict:
     "How well log MMD^2 is fitted by a line in n and by one in log n."
     n = np.arange(len(history)) + 2
@@ -154,7 +154,7 @@ def rates(history: list, floor: float = 1e-13) -> dict:
     slope = lambda x: float(np.polyfit(x, y, 1)[0])
     return {"linear": explained(n[use]), "power": explained(np.log(n[use])), "exponent": slope(np.log(n[use])), "factor": float(np.exp(slope(n[use]))), "points": int(use.sum())}
 
-# %% ../../nbs/experiments/40_covertype.ipynb #bb88649c
+# %% ../../nbs/experiments/40_covertype.ipynb #ebdf5623
 def summarise(trials: list, budget: float) -> dict:
     "Where each method stood, our speedup to SVGD's last accuracy and log likelihood, and MMD^2 in medians."
     names = [name for name in trials[0] if name != "mmd2"]
@@ -169,7 +169,7 @@ def summarise(trials: list, budget: float) -> dict:
             "mmd2": {name: {n: middle([found["judged"][name][n] for found in mmd2]) for n in mmd2[0]["judged"][name]} for name in mmd2[0]["judged"]},
             "rates": {kernel: {rule: rates(mmd2[0]["growth"][kernel][rule]) for rule in RULES} for kernel in mmd2[0]["growth"]}}
 
-# %% ../../nbs/experiments/40_covertype.ipynb #75d80e98
+# %% ../../nbs/experiments/40_covertype.ipynb #a12ff762
 LABELS = {"mmdfw": "MMD-FW, recommended", "mmdfw_map": "MMD-FW, paper's settings, MAP start", "mmdfw_random": "MMD-FW, paper's settings, random start", "sgld": "SGLD", "stein_points": "Stein points"}
 STYLES = {"mmdfw": (colors["mmdfw"], "-"), "mmdfw_map": (colors["mmdfw_literal"], "-"), "mmdfw_random": (colors["mmdfw_literal"], ":"), "sgld": (colors["sgld"], "-"), "stein_points": (colors["stein_points"], "-")}
 
@@ -184,7 +184,7 @@ def plot_accuracy(result: dict, ax=None, metric: str = "accuracy"):
     ax.set(xlabel="seconds", ylabel=f"test {metric.replace('_', ' ')}", title=f"Covertype{note}, {result['summary']['rows']:,} training rows")
     return ax
 
-# %% ../../nbs/experiments/40_covertype.ipynb #4f58354a
+# %% ../../nbs/experiments/40_covertype.ipynb #31f4f7dd
 def plot_mmd2(result: dict, ax=None):
     "MMD^2 to the judge, median over the trials."
     ax = ax or plt.gca()
@@ -205,7 +205,7 @@ def plot_growths(result: dict, rule: str, ax=None):
     ax.set(xlabel="particles", ylabel="MMD²", title=rule)
     return ax
 
-# %% ../../nbs/experiments/40_covertype.ipynb #b03e9d7e
+# %% ../../nbs/experiments/40_covertype.ipynb #32e455dc
 def draw(result: dict) -> dict:  # of figures
     "Accuracy and log likelihood against time; MMD^2 against particles; the growths."
     race, axes = plt.subplots(1, 2, figsize=(11, 3.8))

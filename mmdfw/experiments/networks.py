@@ -7,7 +7,7 @@ __all__ = ['SVGD_SCHEDULES', 'YEAR_SCHEDULES', 'FIRST', 'YEAR', 'RULES', 'EXPERI
            'run_part', 'dimension', 'two_chains', 'judges', 'mmd2_part', 'network_sets', 'summarise', 'plot_race',
            'race_color', 'plot_judged', 'plot_growth', 'draw', 'experiment']
 
-# %% ../../nbs/experiments/50_networks.ipynb #4717eb54
+# %% ../../nbs/experiments/50_networks.ipynb #c16e7576
 from functools import partial
 from typing import Callable
 import jax, jax.numpy as jnp, matplotlib.pyplot as plt, numpy as np
@@ -29,11 +29,11 @@ from ..reproduce import Experiment, Settings, table_for
 from ..samplers import nuts
 from ..step import ConstantStep, LineSearch
 
-# %% ../../nbs/experiments/50_networks.ipynb #38a94eda
+# %% ../../nbs/experiments/50_networks.ipynb #21e3f733
 SVGD_SCHEDULES = {"svgd 0.005 constant": (0.005, "constant"), "svgd 0.005 cosine": (0.005, "cosine"), "svgd 0.01 cosine": (0.01, "cosine")}
 YEAR_SCHEDULES = {"svgd 0.005 constant": (0.005, "constant"), "svgd 0.005 cosine": (0.005, "cosine"), "svgd 0.001 cosine": (0.001, "cosine")}
 
-# %% ../../nbs/experiments/50_networks.ipynb #20906e97
+# %% ../../nbs/experiments/50_networks.ipynb #ca990bb2
 FIRST = {"naval": 3, "protein": 5}  # times as many steps as each further call: our first call's share of the time
 YEAR = dict(particles_per_step=5, learning_rate=0.00125, later_rate=0.00125, restart="prior")
 
@@ -52,7 +52,7 @@ def short_svgd(key: jax.Array, race: Race, rate: float) -> dict:  # a curve
     "SVGD with a schedule as short as one of our batches': it stops long before its time is over."
     return fill_budget(key, race._replace(budget=0.0), particles_per_step=race.num_particles, learning_rate=rate)
 
-# %% ../../nbs/experiments/50_networks.ipynb #d3598d2d
+# %% ../../nbs/experiments/50_networks.ipynb #19ac32b6
 def make_race(name: str, seed: int, settings: Settings) -> tuple:  # -> Race, note
     "A split of the table, and the paper's network for it."
     table, network = table_for(name, settings), NETWORKS.get(name, {})
@@ -72,7 +72,7 @@ def dimension(race: Race) -> int:
     "Of the posterior."
     return sum(int(np.prod(shape)) for shape in layout_of(jax.eval_shape(race.model.sample_prior, jax.random.key(0))).shapes)
 
-# %% ../../nbs/experiments/50_networks.ipynb #5bf76d1a
+# %% ../../nbs/experiments/50_networks.ipynb #5ff54c86
 def two_chains(key: jax.Array, race: Race, num_rows: int, num_draws: int) -> tuple:  # -> posterior, (2, draws, d)
     "NUTS from one trained network, on few rows."
     map_key, chain_key = jax.random.split(key)
@@ -91,7 +91,7 @@ def judges(race: Race, draws: jax.Array, others: jax.Array) -> dict:  # space ->
         return lambda positions, weights=None: float(jitted_judge(known, look(positions), jnp.full(len(positions), 1 / len(positions)) if weights is None else weights))
     return {space: judge(look) for space, look in spaces.items()}
 
-# %% ../../nbs/experiments/50_networks.ipynb #c2860399
+# %% ../../nbs/experiments/50_networks.ipynb #828eb525
 RULES = {"BQ": Quadrature(), "line search": LineSearch(), "constant": ConstantStep()}
 
 def mmd2_part(name: str, race: Race, seed: int, settings: Settings) -> dict:
@@ -116,7 +116,7 @@ def network_sets(growth_key: jax.Array, svgd_keys: jax.Array, race: Race, target
     svgd = {str(n): judged(fit_model(key, race.model, x, y, num_particles=n, particles_per_step=n, later_steps=num_steps, **common).positions) for key, n in zip(svgd_keys, sizes)}
     return {"growth": {str(n): judged(grow.positions[:n]) for n in sizes}, "svgd": svgd}
 
-# %% ../../nbs/experiments/50_networks.ipynb #5c668eaa
+# %% ../../nbs/experiments/50_networks.ipynb #f744f1d0
 def summarise(trials: list, budget: float) -> dict:
     "All methods, SVGD at its best among them, and our speedup to it."
     names = [name for name in trials[0] if name != "mmd2"]
@@ -128,7 +128,7 @@ def summarise(trials: list, budget: float) -> dict:
     return stands | {"svgd": tried[best] | {"schedule": best, "tried": tried}, "speedup": {"median": float(np.median(each)), "each": each}} | {
         name: trials[0]["mmdfw"][name] for name in ("rows", "dimension", "note")}
 
-# %% ../../nbs/experiments/50_networks.ipynb #5b82acb2
+# %% ../../nbs/experiments/50_networks.ipynb #00df88d2
 def plot_race(result: dict, ax=None, metric: str = "rmse"):
     "A metric against seconds, one line for each trial."
     ax, summary = ax or plt.gca(), result["summary"]
@@ -147,7 +147,7 @@ def race_color(name: str) -> str:
     "One colour for each method; BlackJAX's SVGD is a rival of its own."
     return {"mmdfw": colors["mmdfw"], "mmdfw_paper_settings": colors["mmdfw_literal"], "blackjax_svgd": colors["nuts"]}.get(name, colors["svgd"])
 
-# %% ../../nbs/experiments/50_networks.ipynb #5b0a0757
+# %% ../../nbs/experiments/50_networks.ipynb #c3ab1cbc
 def plot_judged(result: dict, space: str, ax=None):
     "MMD^2 to a NUTS chain against the number of particles, in one of the two spaces."
     ax = ax or plt.gca()
@@ -172,7 +172,7 @@ def plot_growth(result: dict, ax=None):
     ax.legend(fontsize=8)
     return ax
 
-# %% ../../nbs/experiments/50_networks.ipynb #c20d822d
+# %% ../../nbs/experiments/50_networks.ipynb #c9530ff2
 def draw(result: dict) -> dict:  # of figures
     "RMSE and log likelihood against time; MMD^2 against particles, where it was measured."
     race, axes = plt.subplots(1, 2, figsize=(10, 3.6))

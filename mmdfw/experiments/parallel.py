@@ -6,7 +6,7 @@
 __all__ = ['SVGD_RATES', 'LABELS', 'EXPERIMENTS', 'workers_of', 'run_here', 'run_part', 'seconds_for', 'summarise',
            'plot_workers', 'draw', 'parts']
 
-# %% ../../nbs/experiments/60_parallel.ipynb #89e99dc5
+# %% ../../nbs/experiments/60_parallel.ipynb #70a27728
 import json, os, subprocess, sys
 from functools import partial
 from typing import Any
@@ -18,7 +18,7 @@ from ..plots import colors
 from ..regression_bench import curve_of
 from ..reproduce import Experiment, Settings
 
-# %% ../../nbs/experiments/60_parallel.ipynb #162c5cc6
+# %% ../../nbs/experiments/60_parallel.ipynb #0244fd53
 SVGD_RATES = {"svgd 0.005 constant": (0.005, "constant"), "svgd 0.001 cosine": (0.001, "cosine")}
 
 def workers_of(part: str) -> Any:
@@ -38,7 +38,7 @@ def run_here(part: str, seed: int, settings: Settings) -> dict:
     run(compile_key)
     return {"curve": curve_of(run(run_key)), "note": note, "devices": jax.device_count()}
 
-# %% ../../nbs/experiments/60_parallel.ipynb #92ba9805
+# %% ../../nbs/experiments/60_parallel.ipynb #7159cb40
 def run_part(part: str, seed: int, settings: Settings) -> dict:
     "One method in a process of its own, with two devices."
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2"
@@ -47,7 +47,7 @@ def run_part(part: str, seed: int, settings: Settings) -> dict:
     if done.returncode: raise RuntimeError(f"{part} ended with exit code {done.returncode}: {done.stderr[-2000:]}")
     return json.loads(done.stdout.splitlines()[-1])
 
-# %% ../../nbs/experiments/60_parallel.ipynb #d518914d
+# %% ../../nbs/experiments/60_parallel.ipynb #8388e526
 LABELS = {"mmdfw": "MMD-FW, one worker", "mmdfw_pbc": "PBC-MMD-FW: coordinates divided", "mmdfw_rows": "MMD-FW: rows divided"}
 
 def seconds_for(curves: list, particles: int) -> float:
@@ -61,7 +61,7 @@ def summarise(trials: list) -> dict:
     stands = {name: stand(found) for name, found in curves.items()}
     return {"methods": stands, "svgd_schedule": best_schedule(stands), "seconds": {name: seconds_for(curves[name], last) for name in LABELS if name in curves}, "particles": last, "note": trials[0]["mmdfw"]["note"]}
 
-# %% ../../nbs/experiments/60_parallel.ipynb #09b2b3d3
+# %% ../../nbs/experiments/60_parallel.ipynb #93e9d45d
 def plot_workers(result: dict, ax=None, until: float = None):
     "RMSE against seconds; with `until`, its beginning."
     ax = ax or plt.gca()

@@ -7,7 +7,7 @@ __all__ = ['PIECE', 'PAPER', 'jitted_blackjax', 'Race', 'run_contestant', 'held_
            'fill_budget', 'race_svgd', 'fill_with_particles', 'blackjax_svgd', 'advance_blackjax', 'run_blackjax',
            'race_blackjax', 'at_budget', 'spread', 'stand', 'best_schedule']
 
-# %% ../../nbs/experiments/35_race.ipynb #1587b804
+# %% ../../nbs/experiments/35_race.ipynb #c8e19b46
 from typing import Any, Callable, NamedTuple
 import blackjax, jax, jax.numpy as jnp, numpy as np, optax
 from blackjax.base import SamplingAlgorithm
@@ -22,7 +22,7 @@ from ..regression_bench import curve_of
 from ..runs import make_monitor
 from ..step import ConstantStep, DecayEarly
 
-# %% ../../nbs/experiments/35_race.ipynb #ef035e06
+# %% ../../nbs/experiments/35_race.ipynb #6ad7cb70
 PIECE = 500
 
 class Race(NamedTuple):
@@ -55,7 +55,7 @@ def whole_pieces(steps: float) -> int:
     "The nearest whole number of pieces, at least one."
     return PIECE * max(1, round(steps / PIECE))
 
-# %% ../../nbs/experiments/35_race.ipynb #20768482
+# %% ../../nbs/experiments/35_race.ipynb #e9b161fe
 class Pace(NamedTuple):
     "What a fit costs."
     step: float  # seconds of one step of a batch
@@ -94,7 +94,7 @@ def race_svgd(key: jax.Array, race: Race, rate: float, schedule: str) -> dict:  
     "SVGD: all particles at once."
     return fill_budget(key, race, particles_per_step=race.num_particles, learning_rate=rate, schedule=schedule)
 
-# %% ../../nbs/experiments/35_race.ipynb #fde5bcac
+# %% ../../nbs/experiments/35_race.ipynb #e5d0ca96
 PAPER = dict(particles_per_step=1, learning_rate=0.005, later_rate=0.005, schedule="constant", step_rule=DecayEarly(ConstantStep(), 5, 0.9))
 
 def fill_with_particles(
@@ -114,7 +114,7 @@ def fill_with_particles(
     run_contestant(again_key, race, **settings, num_particles=num, first_steps=piece, later_steps=piece)
     return curve_of(run_contestant(run_key, race, **settings, num_particles=num, first_steps=first_steps or num_steps, later_steps=num_steps))
 
-# %% ../../nbs/experiments/35_race.ipynb #587c64d4
+# %% ../../nbs/experiments/35_race.ipynb #ae6c127c
 def blackjax_svgd(model: Model, layout: Layout, num_rows: int, rate: Any, total: Any) -> SamplingAlgorithm:
     "The algorithm for minibatches of a model."
     score = jax.grad(lambda u, x, y: minibatch_logdensity(model, layout.unravel(u), x, y, num_rows))
@@ -128,7 +128,7 @@ def advance_blackjax(model: Model, layout: Layout, batch_size: int, x: jax.Array
 
 jitted_blackjax = jax.jit(advance_blackjax, static_argnums=(0, 1, 2))
 
-# %% ../../nbs/experiments/35_race.ipynb #9825e9af
+# %% ../../nbs/experiments/35_race.ipynb #4ff7100e
 def run_blackjax(key: jax.Array, race: Race, rate: float, num_steps: int) -> dict:  # a curve
     "BlackJAX's SVGD for so many steps, with the clock and the monitor of `fit_model`."
     model, start_key = race.model, jax.random.fold_in(key, 0)
@@ -149,7 +149,7 @@ def race_blackjax(key: jax.Array, race: Race, rate: float = 0.01) -> dict:  # a 
     seconds = [run_blackjax(k, race, rate, PIECE)["seconds"][-1] for k in keys[:2]][1]
     return run_blackjax(keys[2], race, rate, whole_pieces(PIECE * race.budget / seconds))
 
-# %% ../../nbs/experiments/35_race.ipynb #3ec0c7a5
+# %% ../../nbs/experiments/35_race.ipynb #e3b801a8
 def at_budget(curve: dict, budget: float = None) -> dict:
     "The last look within the budget, with a fiftieth of grace for the last piece; the last of all where there is no budget."
     last = len(curve["seconds"]) - 1 if budget is None else max((i for i, seconds in enumerate(curve["seconds"]) if seconds <= 1.02 * budget), default=0)
@@ -160,7 +160,7 @@ def spread(values) -> dict:
     values = np.asarray(values, float)
     return {"mean": float(values.mean()), "sem": float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None}
 
-# %% ../../nbs/experiments/35_race.ipynb #fe5beb87
+# %% ../../nbs/experiments/35_race.ipynb #01bf73bc
 def stand(curves: list, budget: float = None, metrics: tuple = ("rmse", "log_likelihood")) -> dict:
     "Means and standard errors over the trials, when the time was over, or at the end where there is no budget."
     last = [at_budget(curve, budget) for curve in curves]

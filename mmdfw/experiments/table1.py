@@ -5,12 +5,12 @@
 # %% auto #0
 __all__ = ['PRINTED', 'METHODS', 'EXPERIMENTS', 'printed', 'summarise', 'as_markdown', 'draw']
 
-# %% ../../nbs/experiments/70_table1.ipynb #fe8d6c4a
+# %% ../../nbs/experiments/70_table1.ipynb #9a141a03
 import matplotlib.pyplot as plt, numpy as np
 from .networks import race_color
 from ..reproduce import Experiment
 
-# %% ../../nbs/experiments/70_table1.ipynb #b470d841
+# %% ../../nbs/experiments/70_table1.ipynb #8cc3c720
 def printed(rmse: float, rmse_spread: float, log_likelihood: float, likelihood_spread: float, seconds: float) -> dict:
     "A cell of the paper's table, in the form of ours."
     return {"rmse": {"mean": rmse, "sem": rmse_spread}, "log_likelihood": {"mean": log_likelihood, "sem": likelihood_spread}, "seconds": seconds}
@@ -19,7 +19,7 @@ PRINTED = {"naval": {"paper_svgd": printed(4.9e-4, 7.5e-5, 6.08, 0.11, 150), "pa
            "protein": {"paper_svgd": printed(4.51, 0.057, -2.93, 0.013, 40), "paper_mmdfw": printed(4.43, 0.035, -2.91, 0.0073, 40)},
            "year": {"paper_svgd": printed(9.54, 0.08, -3.65, 0.005, 300), "paper_mmdfw": printed(9.50, 0.09, -3.65, 0.011, 300)}}
 
-# %% ../../nbs/experiments/70_table1.ipynb #b149c426
+# %% ../../nbs/experiments/70_table1.ipynb #825a5525
 METHODS = ("svgd", "blackjax_svgd", "mmdfw_paper_settings", "mmdfw")
 
 def summarise(results: dict) -> dict:  # data set -> method -> figures
@@ -33,7 +33,7 @@ def summarise(results: dict) -> dict:  # data set -> method -> figures
         table[name] = PRINTED[name] | ours | {"budget": result["settings"]["budget"], "note": summary["note"], "rows": summary["rows"], "dimension": summary["dimension"]}
     return table
 
-# %% ../../nbs/experiments/70_table1.ipynb #625c839d
+# %% ../../nbs/experiments/70_table1.ipynb #43683fb3
 def as_markdown(result: dict) -> str:
     "The table for readers: mean and standard error."
     head = "| | " + " | ".join(["paper's SVGD", "paper's MMD-FW", "SVGD at its best", "BlackJAX's SVGD", "MMD-FW, paper's settings", "**MMD-FW**"]) + " |\n|---" + "|---" * 6 + "|\n"
@@ -47,7 +47,7 @@ def as_markdown(result: dict) -> str:
         rows.append(f"| {name}, log likelihood | {line(name, 'log_likelihood', lambda v: f'{v:.3f}')} |")
     return head + "\n".join(rows)
 
-# %% ../../nbs/experiments/70_table1.ipynb #3f2519cd
+# %% ../../nbs/experiments/70_table1.ipynb #b520f388
 def draw(result: dict) -> dict:  # of figures
     "RMSE and log likelihood of each method, relative to SVGD at its best."
     figure, axes = plt.subplots(1, 2, figsize=(10, 3.2))
