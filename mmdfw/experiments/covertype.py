@@ -193,7 +193,8 @@ def plot_mmd2(result: dict, ax=None):
         values = result["summary"]["mmd2"][name]
         ax.loglog([int(n) for n in values], list(values.values()), "o-", color=colors["independent" if name == "draws" else name], label=label)
     ax.set(xlabel="particles", ylabel="MMD²", title=f"judged by NUTS, {result['trials'][0]['mmd2']['rows']:,} rows")
-    ax.legend(fontsize=8)
+    ax.set_ylim(bottom=2e-5)
+    ax.legend(fontsize=8, loc="lower left", ncols=2)
     return ax
 
 def plot_growths(result: dict, rule: str, ax=None):
