@@ -1,6 +1,4 @@
 """Shared fixtures. 64-bit floats are switched on by context only, so that no test can leak them into another."""
-from itertools import count
-from pathlib import Path
 import jax, jax.numpy as jnp, pytest
 
 from mmdfw.fitting import fit
@@ -20,16 +18,6 @@ def no_leak():
     before = jax.config.jax_enable_x64
     yield
     assert jax.config.jax_enable_x64 == before, "a test changed jax_enable_x64 for good"
-
-
-TESTS, MAPS = count(1), Path("/proc/self/maps")
-
-
-@pytest.fixture(autouse=True)
-def few_programs():
-    "Each compiled program maps memory, and Linux ends a process with more than 65,530 maps: forget them in time. The disk has them still."
-    yield
-    if next(TESTS) % 5 == 0 and MAPS.exists() and MAPS.read_bytes().count(b"\n") > 25_000: jax.clear_caches()
 
 
 @pytest.fixture
