@@ -85,8 +85,8 @@ notebooks: setup  ## run every notebook, each in a process of its own, JOBS=2 at
 	|| { echo; echo 'Notebooks that failed:'; cat "$$failed"; exit 1; } >&2
 
 pytest: $(DOCS_STAMP)  ## test the installed package and the docs, these in a browser where there is one
-	@# In two runs: each compiled program maps memory, and Linux ends a process with more than 65,530 maps.
-	@for files in 'tests/test_[a-l]*.py' 'tests/test_[m-z]*.py'; do $(CPU) $(COMPILED) .venv/bin/python -m pytest -n $(JOBS) --dist loadgroup $$files || exit 1; done
+	@# In three runs: each compiled program maps memory, and Linux ends a process with more than 65,530 maps.
+	@for files in 'tests/test_[a-e]*.py' 'tests/test_[f-l]*.py' 'tests/test_[m-z]*.py'; do $(CPU) $(COMPILED) .venv/bin/python -m pytest -n $(JOBS) --dist loadgroup $$files || exit 1; done
 
 docs: $(DOCS_STAMP)  ## build the site into _docs, with Quarto where there is one, else with Sphinx
 	JAX_PLATFORMS=cpu .venv/bin/python tools/make_site.py
