@@ -45,6 +45,7 @@ def demand_close(
     off = float(np.max(np.abs(actual - expected), initial=0.0)) / unit
     demand(part, off <= tolerance, f"{words}; they differ by {off:.2g} of the largest, and {tolerance:.2g} is allowed")
 
+# %% ../nbs/practice/89_contracts.ipynb #af8c3377
 def demand_pytree(part: Any):
     "JAX takes parts as arguments of compiled functions."
     demand(part, not jax.tree_util.all_leaves([part]), "JAX sees no pytree in it; put @pytree_dataclass (of mmdfw.checks) above its class")

@@ -279,6 +279,7 @@ def draw_places(ax, particles: dict, color: str, title: str):
     plot_particles(x, weights, draw_hills(ax), color=color, size=12.0 * len(x)).set_title(title, fontsize=9)
     return ax
 
+# %% ../../nbs/experiments/10_mixture.ipynb #3d3d43e2
 def draw_panels(result: dict) -> plt.Figure:
     "The paper's pictures: a row for each algorithm, a column for each bandwidth, the others last."
     first = result["trials"][0]

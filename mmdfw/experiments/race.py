@@ -42,6 +42,7 @@ def run_contestant(
     common = dict(num_particles=race.num_particles, batch_size=race.batch_size, monitor=held_out(race), monitor_every=race.budget / 40, progress=False)
     return fit_model(key, race.model, race.data.x, race.data.y, **(common | settings))
 
+# %% ../../nbs/experiments/35_race.ipynb #bfa1dd20
 def held_out(race: Race) -> Callable:  # particles, weights -> dict
     "The monitor; particles of weight zero fill the arrays up to a few sizes, so that it is not compiled for every number of particles."
     look = make_monitor(race.model, race.data)
@@ -76,6 +77,7 @@ def measure_pace(
     step = max(long.seconds - short.seconds, 1e-6) * batch / (long.steps - short.steps)
     return Pace(step, max(0.0, short.seconds - step * short.steps / batch) / (1 + (some > batch)))
 
+# %% ../../nbs/experiments/35_race.ipynb #883066f2
 def fill_budget(
     key: jax.Array,
     race: Race,

@@ -116,6 +116,7 @@ def draw_six(result: dict, base: str = "Gaussian") -> plt.Figure:
             draw_places(ax, one["particles"], colors["stein_points"], f"{objective}, {search}\nMMD² {one['mmd2']:.1e}").set(xlim=(-4.2, 4.2), ylim=(-4.2, 4.2))
     return figure
 
+# %% ../../nbs/experiments/30_stein_points.ipynb #c7a21aa7
 def draw_table(result: dict) -> plt.Figure:
     "MMD^2 and weight off the hills of every combination; lines where the others are."
     found = result["summary"]["found"]
