@@ -63,7 +63,7 @@ def make_race(name: str, seed: int, settings: Settings) -> tuple:  # -> Race, no
 def run_part(name: str, part: str, seed: int, settings: Settings) -> dict:
     "One method on one split, or the MMD part."
     race, note = make_race(name, seed, settings)
-    about = {"rows": len(race.data.y), "dimension": dimension(race), "note": note, "particles": race.num_particles, "batch_size": race.batch_size}
+    about = {"rows": len(race.data.y), "dimension": dimension(race), "note": note, "particles": race.num_particles, "batch_size": race.batch_size, "budget": settings.budget}
     if part == "mmd2": return about | mmd2_part(name, race, seed, settings)
     methods = racers(name, settings.quick)
     return about | {"curve": methods[part](jax.random.fold_in(jax.random.key(seed), list(methods).index(part)), race)}
@@ -117,11 +117,11 @@ def network_sets(growth_key: jax.Array, svgd_keys: jax.Array, race: Race, target
     return {"growth": {str(n): judged(grow.positions[:n]) for n in sizes}, "svgd": svgd}
 
 # %% ../../nbs/experiments/50_networks.ipynb #f744f1d0
-def summarise(trials: list, budget: float) -> dict:
+def summarise(trials: list) -> dict:
     "All methods, SVGD at its best among them, and our speedup to it."
     names = [name for name in trials[0] if name != "mmd2"]
     curves = {name: [trial[name]["curve"] for trial in trials] for name in names}
-    stands = {name: stand(curves[name], budget if name.startswith("mmdfw") else None) for name in names}
+    stands = {name: stand(curves[name], trials[0][name]["budget"] if name.startswith("mmdfw") else None) for name in names}
     best = best_schedule(stands)
     tried = {name: stands.pop(name) for name in names if name.startswith("svgd")}
     each = speedups(curves[best], curves["mmdfw"])
@@ -188,6 +188,6 @@ def experiment(name: str, budget: float) -> Experiment:
     "The race on one data set; on the paper's two small networks with the MMD part."
     parts = lambda settings: [*racers(name, settings.quick), *([] if name == "year" else ["mmd2"])]
     about = f"{name}: held-out RMSE and log likelihood against time" + ("" if name == "year" else "; MMD^2 against particles")
-    return Experiment(about, parts, partial(run_part, name), draw, lambda trials: summarise(trials, budget), 5, budget)
+    return Experiment(about, parts, partial(run_part, name), draw, summarise, 5, budget)
 
 EXPERIMENTS = {"naval": experiment("naval", 30.0), "protein": experiment("protein", 20.0), "year": experiment("year", 20.0)}

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PIECE', 'PAPER', 'jitted_blackjax', 'Race', 'run_contestant', 'held_out', 'whole_pieces', 'Pace', 'measure_pace',
            'fill_budget', 'race_svgd', 'fill_with_particles', 'blackjax_svgd', 'advance_blackjax', 'run_blackjax',
-           'race_blackjax', 'at_budget', 'spread', 'stand', 'best_schedule']
+           'race_blackjax', 'at_budget', 'mean_and_error', 'stand', 'best_schedule']
 
 # %% ../../nbs/experiments/35_race.ipynb #c8e19b46
 from typing import Any, Callable, NamedTuple
@@ -157,7 +157,7 @@ def at_budget(curve: dict, budget: float = None) -> dict:
     last = len(curve["seconds"]) - 1 if budget is None else max((i for i, seconds in enumerate(curve["seconds"]) if seconds <= 1.02 * budget), default=0)
     return {name: values[last] for name, values in curve.items()}
 
-def spread(values) -> dict:
+def mean_and_error(values) -> dict:
     "Mean and standard error."
     values = np.asarray(values, float)
     return {"mean": float(values.mean()), "sem": float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None}
@@ -166,7 +166,7 @@ def spread(values) -> dict:
 def stand(curves: list, budget: float = None, metrics: tuple = ("rmse", "log_likelihood")) -> dict:
     "Means and standard errors over the trials, when the time was over, or at the end where there is no budget."
     last = [at_budget(curve, budget) for curve in curves]
-    return {name: spread([each[name] for each in last]) for name in metrics} | {name: float(np.mean([each[name] for each in last])) for name in ("seconds", "particles")}
+    return {name: mean_and_error([each[name] for each in last]) for name in metrics} | {name: float(np.mean([each[name] for each in last])) for name in ("seconds", "particles")}
 
 def best_schedule(stands: dict, metric: str = "rmse") -> str:
     "SVGD's best by the mean of a metric: the lowest RMSE, the highest of others."
