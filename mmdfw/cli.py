@@ -41,6 +41,7 @@ def add_fit(commands):
     fit.add_argument("--batch-size", default=100, type=count, help="rows of a minibatch (default: %(default)s)")
     fit.add_argument("--first-steps", default=100_000, type=count, help="of the first batch of particles (default: %(default)s)")
     fit.add_argument("--later-steps", default=20_000, type=count, help="of each further batch (default: %(default)s)")
+    fit.add_argument("--seconds", type=float, help="for the whole fit; the steps are then but the proportions in which its batches share them")
     fit.add_argument("--split-seed", default=0, type=int, help="of the 90/10 split (default: %(default)s)")
     fit.add_argument("--seed", default=0, type=int)
     fit.add_argument("--out", type=Path, metavar="FILE", help="FILE.npz, FILE.json and FILE.png are written")
@@ -126,11 +127,11 @@ def run_fit_command(options) -> int:
     "`mmdfw fit`"
     if (options.data is None) == (options.resume is None): raise ValueError("give --data to begin a fit, or --resume to go on with one")
     from mmdfw.runs import Job, resume_fit, run_fit
-    if options.resume is not None: report = resume_fit(options.resume, options.particles, options.out)
+    if options.resume is not None: report = resume_fit(options.resume, options.particles, options.out, seconds=options.seconds)
     else:
         if options.out is None: raise ValueError("--out is missing: where to write the fit, e.g. --out runs/naval")
         job = Job(options.data, options.target, options.task, tuple(options.hidden), options.batch_size, options.split_seed, options.seed)
-        report = run_fit(job, options.out, options.particles, first_steps=options.first_steps, later_steps=options.later_steps)
+        report = run_fit(job, options.out, options.particles, first_steps=options.first_steps, later_steps=options.later_steps, seconds=options.seconds)
     print(f"{report['data']}{' (' + report['note'] + ')' if report['note'] else ''}: {report['particles']} particles, {report['seconds']:.1f} s")
     for name, value in report["metrics"].items(): print(f"  {name:18} {value:.5g}")
     print("Written:", ", ".join(report["files"]))

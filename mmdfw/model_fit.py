@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['jitted_advance', 'jitted_begin', 'jitted_accept', 'jitted_start', 'FORMAT', 'DataScore', 'Record', 'ModelFit', 'Run',
-           'as_particles', 'engine_of', 'call_oracle', 'grow_on_data', 'first_state', 'fit_model', 'gather_rows',
-           'posterior_on', 'run_growth', 'as_model_fit', 'add_particles', 'save_fit', 'describe', 'digest', 'read_fit',
-           'load_fit', 'restore_state']
+           'as_particles', 'lengths', 'engine_of', 'call_oracle', 'calls_for', 'grow_on_data', 'first_state',
+           'fit_model', 'gather_rows', 'posterior_on', 'run_growth', 'as_model_fit', 'add_particles', 'save_fit',
+           'describe', 'digest', 'read_fit', 'load_fit', 'restore_state']
 
 # %% ../nbs/practice/86_fit_model.ipynb #79d83559
-import hashlib, json, time, warnings, zipfile
+import hashlib, json, math, time, warnings, zipfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, Iterator, NamedTuple
@@ -66,9 +66,9 @@ class ModelFit:
         x, columns = jnp.asarray(x, self.positions.dtype), self.parts.embedding.score_fn.target.x.shape[-1]
         if x.ndim != 2 or x.shape[1] != columns: raise ValueError(f"x must be (rows, {columns}), as in the fit, got shape {x.shape}")
         return self.model.predict(self.particles, self.weights, x)
-    def add(self, num, monitor=None, progress=None, batches=None):
-        "A new fit with `num` more particles; where rows came from an iterator, `batches` goes on with one."
-        return add_particles(self, num, monitor, progress, batches)
+    def add(self, num, monitor=None, progress=None, batches=None, seconds=None):
+        "A new fit with `num` more particles; where rows came from an iterator, `batches` goes on with one; `seconds` as in `fit_model`."
+        return add_particles(self, num, monitor, progress, batches, seconds)
     def save(self, path, notes=None):
         "Write everything that growth needs to go on; `load_fit` reads it."
         return save_fit(self, path, notes)
@@ -76,15 +76,16 @@ class ModelFit:
 # %% ../nbs/practice/86_fit_model.ipynb #f5f21062
 class Run:
     "The clock, the bar and the records of one fit."
-    def __init__(self, layout: Layout, monitor, every: float, bar: tqdm, records=()):
+    def __init__(self, layout: Layout, monitor, every: float, bar: tqdm, records=(), allowed: float = None):
         self.layout, self.monitor, self.every, self.bar, self.records = layout, monitor, every, bar, list(records)
         last = self.records[-1] if self.records else Record(0.0, 0, 0, {})
         self.seconds, self.steps, self.asked, self.since = last.seconds, last.steps, last.seconds, time.perf_counter()
+        self.until = None if allowed is None else self.seconds + allowed
     def tick(self, steps: int, number: int):
         "Stop the clock after a piece of work."
         now = time.perf_counter()
+        self.bar.update(steps if self.until is None else now - self.since)
         self.seconds, self.steps, self.since = self.seconds + now - self.since, self.steps + steps * number, now
-        self.bar.update(steps)
     def ask(self, positions: jax.Array, weights: jax.Array, due: bool = False):
         "Let the monitor look, if it is due; the clock stands still meanwhile."
         if self.monitor is None or not (due or self.seconds - self.asked >= self.every): return
@@ -104,35 +105,52 @@ jitted_advance, jitted_begin = jax.jit(lambda oracle, *piece: oracle.advance(*pi
 jitted_accept = jax.jit(lambda parts, state, flock, most: accept(parts, state, propose(parts.oracle, Problem(parts.kernel, parts.embedding, state.particles), flock), most))
 jitted_start = jax.jit(init, static_argnums=2)
 
+# %% ../nbs/practice/86_fit_model.ipynb #7d20b6e4
+def lengths(run: Run, steps: int, others: int, piece: int) -> Iterator:  # of floats
+    "Before each piece of a call, the steps of the whole call: `steps`, or as many as its part of the time left allows, if the calls after it are to have `others`."
+    if run.until is None:
+        yield from [float(steps)] * -(-steps // piece)
+        return
+    begun, end, taken, pace = run.seconds, run.seconds + (run.until - run.seconds) * steps / (steps + others), 0, None
+    while (left := math.inf if pace is None else round((end - begun) / pace)) >= 1:
+        yield float(taken + piece * left)
+        took, begun, taken = run.seconds - begun, run.seconds, taken + piece
+        pace = 0.5 * (pace + took) if taken > 2 * piece else took
+
 # %% ../nbs/practice/86_fit_model.ipynb #665ddc53
 def engine_of(oracle: BatchOracle) -> BatchOracle:
     "The same oracle for compiled code, which does not depend on the length of a call: other lengths compile nothing."
     return replace(oracle, first_steps=1, later_steps=1)
 
-def call_oracle(oracle: BatchOracle, key: jax.Array, state, batches, run: Run) -> Flock:
-    "One call of the batch oracle, piece by piece. The first one, with no particles, shows the flock itself to the monitor."
+def call_oracle(oracle: BatchOracle, key: jax.Array, state, batches, run: Run, others: int = 0) -> Flock:
+    "One call of the batch oracle, piece by piece; `others` are the steps of the calls after it. The first one, with no particles, shows the flock itself to the monitor."
     begin_key, walk_key = jax.random.split(key)
     first, engine = state is None, engine_of(oracle)
     flock = jitted_begin(engine, begin_key, None if first else state.particles)
     n = 0 if first else capacity_for(int(state.particles.count), 16)
     frozen = flock.positions[:0] if first else state.particles.position[:n]
     used = jnp.zeros(0, frozen.dtype) if first else (jnp.arange(n) < state.particles.count).astype(frozen.dtype)
-    total, rate = (oracle.first_steps, oracle.first_rate) if first else (oracle.later_steps, oracle.later_rate)
+    steps, rate = (oracle.first_steps, oracle.first_rate) if first else (oracle.later_steps, oracle.later_rate)
     equal = jnp.full(oracle.batch_size, 1 / oracle.batch_size, frozen.dtype)
-    for i in range(-(-total // oracle.piece)):
+    for i, total in enumerate(lengths(run, steps, others, oracle.piece)):
         stack = None if batches is None else stack_batches(batches, oracle.piece)
-        flock = jax.block_until_ready(jitted_advance(engine, jax.random.fold_in(walk_key, i), flock, frozen, used, float(total), rate, stack))
+        flock = jax.block_until_ready(jitted_advance(engine, jax.random.fold_in(walk_key, i), flock, frozen, used, total, rate, stack))
         run.tick(oracle.piece, oracle.batch_size)
         if first: run.ask(flock.positions, equal)
     return flock
 
 # %% ../nbs/practice/86_fit_model.ipynb #5798e1f5
+def calls_for(oracle: BatchOracle, num: int) -> int:
+    "Calls of the oracle until there are `num` more particles."
+    return -(-num // oracle.batch_size)
+
 def grow_on_data(key: jax.Array, oracle: BatchOracle, make_parts: Callable, parts, state, num_particles: int, batches, run: Run) -> tuple:  # -> parts, state
     "Calls of the oracle until there are enough particles, or one fails, or the user interrupts."
     count = lambda: 0 if state is None else int(state.particles.count)
     try:
         while count() < num_particles:
-            flock = call_oracle(oracle, jax.random.fold_in(key, count()), state, batches, run)
+            others = oracle.later_steps * (calls_for(oracle, num_particles - count()) - 1)
+            flock = call_oracle(oracle, jax.random.fold_in(key, count()), state, batches, run, others)
             if state is None: parts, state = first_state(make_parts, flock)
             else:
                 state = with_capacity(state, capacity_for(count() + oracle.batch_size, 16))
@@ -169,6 +187,7 @@ def fit_model(
     later_steps: int = 20_000,  # of each further one, from where the last stopped
     learning_rate: float = 0.01,  # at the start of the first batch
     later_rate: float = 0.005,  # at the start of each further one
+    seconds: float = None,  # for the whole fit: `first_steps` and `later_steps` are then but the proportions in which its calls share them
     schedule: str = "cosine",  # or "constant"
     restart: str = "last",  # further batches begin where the last one stands; "prior": at draws from the prior, as the first
     optimizer: optax.GradientTransformation = ADAM,  # without a learning rate
@@ -186,6 +205,7 @@ def fit_model(
     counts = dict(num_particles=num_particles, particles_per_step=particles_per_step, first_steps=first_steps, later_steps=later_steps)
     for name, value in counts.items(): check_count(name, value)
     check_positive("learning_rate", learning_rate)
+    if seconds is not None: check_positive("seconds", seconds)
     rows, whole = gather_rows(x, y, batches, num_rows, score_rows, batch_size)
     target = posterior_on(model, rows["score"], whole, chunk_size)
     layout = layout_of(jax.eval_shape(model.sample_prior, key))
@@ -195,7 +215,7 @@ def fit_model(
     oracle = divide_work(oracle, workers)
     score = DataScore(target, layout)
     make_parts = lambda kernel: Components(kernel, ParticleEmbedding(kernel, score, "alone"), oracle, step_rule)
-    return run_growth(key, model, oracle, make_parts, None, None, num_particles, batches, monitor, monitor_every, progress, ())
+    return run_growth(key, model, oracle, make_parts, None, None, num_particles, batches, monitor, monitor_every, progress, (), seconds)
 
 # %% ../nbs/practice/86_fit_model.ipynb #4b8cbec0
 def gather_rows(x, y, batches, num_rows: int | None, score_rows: int, batch_size) -> tuple:  # -> dict of rows to draw from and to score on, R
@@ -217,13 +237,14 @@ def posterior_on(model: Model, rows: tuple, whole: int, chunk_size: int) -> Post
     return posterior(model, *rows, chunk_size, whole if len(rows[1]) < whole else None)
 
 # %% ../nbs/practice/86_fit_model.ipynb #bf3ed870
-def run_growth(key, model, oracle, make_parts: Callable, parts, state, num_particles, batches, monitor, every: float, progress, records: list) -> ModelFit:
+def run_growth(key, model, oracle, make_parts: Callable, parts, state, num_particles, batches, monitor, every: float, progress, records: list, seconds: float = None) -> ModelFit:
     "Grow, with a progress bar, and put the result together."
-    calls = -(-(num_particles - (0 if state is None else int(state.particles.count))) // oracle.batch_size)
+    calls = calls_for(oracle, num_particles - (0 if state is None else int(state.particles.count)))
     pieces = lambda steps: -(-steps // oracle.piece) * oracle.piece
     total = pieces(oracle.later_steps) * (calls - (state is None)) + (pieces(oracle.first_steps) if state is None else 0)
-    with tqdm(total=total, disable=not show_progress(progress), unit="step", desc="growing", smoothing=0.05) as bar:
-        run = Run(oracle.layout, monitor, every, bar, records)
+    measure = dict(total=total, unit="step") if seconds is None else dict(total=seconds, bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}{postfix}")
+    with tqdm(disable=not show_progress(progress), desc="growing", smoothing=0.05, **measure) as bar:
+        run = Run(oracle.layout, monitor, every, bar, records, seconds)
         parts, state = grow_on_data(key, oracle, make_parts, parts, state, num_particles, batches, run)
     if monitor is None: run.records.append(Record(run.seconds, int(state.particles.count), run.steps, {}))
     return as_model_fit(model, parts, state, key, tuple(run.records))
@@ -235,12 +256,13 @@ def as_model_fit(model: Model, parts: Components, state: State, key, records: tu
     return ModelFit(model, jax.vmap(parts.oracle.layout.unravel)(positions), state.particles.weights[:n], positions, records, state, parts, key)
 
 # %% ../nbs/practice/86_fit_model.ipynb #62c1a09e
-def add_particles(result: ModelFit, num: int, monitor=None, progress=None, batches=None) -> ModelFit:
+def add_particles(result: ModelFit, num: int, monitor=None, progress=None, batches=None, seconds: float = None) -> ModelFit:
     "`num` more particles: the same as if they had been asked for at once, where the first ones filled their batches."
     check_count("num", num)
+    if seconds is not None: check_positive("seconds", seconds)
     if batches is None and not len(result.parts.oracle.y): raise ValueError("this fit was made from an iterator: give batches= again")
     return run_growth(result.key, result.model, result.parts.oracle, None, result.parts, result.state, len(result) + num, batches,
-                      monitor, 2.0, progress, result.records)
+                      monitor, 2.0, progress, result.records, seconds)
 
 # %% ../nbs/practice/86_fit_model.ipynb #495df212
 FORMAT = "mmdfw model fit 1"

@@ -73,14 +73,14 @@ def run_fit(
                        batch_size=min(job.batch_size, len(loaded.data.y)), monitor=loaded.monitor, progress=progress, **settings)
     return write_run(loaded, result, out)
 
-def resume_fit(path, num_particles: int = 5, out=None, progress=None) -> dict:
+def resume_fit(path, num_particles: int = 5, out=None, progress=None, seconds: float = None) -> dict:
     "Add particles to a saved fit; the file is replaced unless `out` names another."
     check_count("num_particles", num_particles)
     notes = read_fit(path)[0]["notes"]
     if "job" not in notes: raise ValueError(f"{path} was not written by `mmdfw fit`: use load_fit with its model and data")
     loaded = load_job(Job(**notes["job"]))
     result = load_fit(path, loaded.model, loaded.data.x, loaded.data.y)
-    return write_run(loaded, result.add(num_particles, loaded.monitor, progress), out or path)
+    return write_run(loaded, result.add(num_particles, loaded.monitor, progress, seconds=seconds), out or path)
 
 # %% ../nbs/practice/93_runs.ipynb #963b5316
 def write_run(loaded: Loaded, result: ModelFit, out) -> dict:

@@ -431,6 +431,15 @@ def test_what_comes_back(grown):
     assert "15 particles of Line" in repr(result)
 
 
+def test_seconds_in_place_of_steps(grown):
+    before = model_fit.jitted_advance._cache_size()
+    result = fit_model(KEY, Line(), X, Y, num_particles=15, seconds=0.3, **SHORT)
+    assert model_fit.jitted_advance._cache_size() == before  # the length is data
+    assert len(result) == 15 and result.records[-1].seconds > 0.2  # no call ends before two thirds of its time
+    assert len(result.add(5, seconds=0.1)) == 20
+    with pytest.raises(ValueError, match="seconds.*-1"): result.add(5, seconds=-1)
+
+
 def test_last_batch_is_cut_to_size(grown):
     seven = fit_line(7)
     assert len(seven) == 7 and np.array_equal(seven.positions, grown.fifteen.positions[:7])
@@ -747,7 +756,7 @@ def with_nan(a): return np.where(np.arange(40).reshape(-1, *[1] * (a.ndim - 1)) 
     (dict(x=None, y=None), "either x and y, or batches"), (dict(batches=iter([])), "either x and y, or batches"),
     (dict(batch_size=0), "batch_size.*0"), (dict(batch_size=2.5), "batch_size.*2.5"), (dict(num_particles=0), "num_particles.*0"), (dict(num_particles=True), "num_particles.*True"),
     (dict(first_steps=0), "first_steps.*0"), (dict(later_steps=-1), "later_steps.*-1"), (dict(chunk_size=0), "chunk_size.*0"), (dict(score_rows=0), "score_rows.*0"),
-    (dict(later_rate=0.0), "later_rate.*0.0"), (dict(learning_rate=-0.1), "-0.1"), (dict(learning_rate=float("nan")), "nan"),
+    (dict(seconds=0.0), "seconds.*0.0"), (dict(seconds=float("nan")), "seconds.*nan"), (dict(seconds="10"), "seconds.*10"), (dict(later_rate=0.0), "later_rate.*0.0"), (dict(learning_rate=-0.1), "-0.1"), (dict(learning_rate=float("nan")), "nan"),
     (dict(schedule="linear"), "schedule.*'linear'"), (dict(schedule=None), "schedule.*None"),
     pytest.param(dict(learning_rate=-0.1), "learning_rate.*-0.1"),
     pytest.param(dict(particles_per_step=0), "particles_per_step.*0"),
