@@ -33,7 +33,7 @@ def run_here(part: str, seed: int, settings: Settings) -> dict:
     key = jax.random.key(seed)
     if part in SVGD_RATES: return {"curve": race_svgd(key, race, *SVGD_RATES[part]), "note": note}
     compile_key, run_key = jax.random.split(key)
-    num, steps = (10, 500) if settings.quick else (40, 500)
+    num, steps = (10, 400) if settings.quick else (40, 400)
     run = partial(run_contestant, race=race, num_particles=num, later_steps=steps, first_steps=steps, workers=workers_of(part), monitor_every=0.2, **YEAR)
     run(compile_key)
     return {"curve": curve_of(run(run_key)), "note": note, "devices": jax.device_count()}
@@ -85,4 +85,4 @@ def parts(settings: Settings) -> list:
     "In quick form without division by rows, and with one schedule of SVGD."
     return ["mmdfw", "mmdfw_pbc", "svgd 0.005 constant"] if settings.quick else [*LABELS, *SVGD_RATES]
 
-EXPERIMENTS = {"parallel": Experiment("parallel: Year with two workers, RMSE against time", parts, run_part, draw, summarise, 1, 20.0)}
+EXPERIMENTS = {"parallel": Experiment("parallel: Year with two workers, RMSE against time", parts, run_part, draw, summarise, 3, 20.0)}
