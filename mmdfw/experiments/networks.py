@@ -42,7 +42,7 @@ def racers(name: str, quick: bool) -> dict:  # key, race -> curve
     "The methods of a race."
     year = name == "year"
     steps = dict(num_steps=500 if quick else 2000 if year else 1000, most=20 if quick else 200)
-    found = {"mmdfw": partial(fill_with_particles, num_steps=400, most=150, **YEAR) if year else partial(fill_budget, **OURS[name]),
+    found = {"mmdfw": partial(fill_with_particles, num_steps=400, most=20 if quick else 150, **YEAR) if year else partial(fill_budget, **OURS[name]),
              "mmdfw_paper_settings": partial(fill_with_particles, **steps, **PAPER), "blackjax_svgd": partial(race_blackjax, rate=0.001 if year else 0.01)}
     schedules = list((YEAR_SCHEDULES if year else SVGD_SCHEDULES).items())[: 1 if quick else None]
     found |= {label: partial(race_svgd, rate=rate, schedule=schedule) for label, (rate, schedule) in schedules}
