@@ -9,7 +9,7 @@ CPU := MPLBACKEND=agg JAX_PLATFORMS=$${JAX_PLATFORMS-cpu}
 # Compilation is most of what notebooks and tests do, of programs that run once. So each finds what another has
 # compiled, and the compiler optimises little; tests/test_compiler.py asks for the optimised programs users run.
 COMPILED := JAX_COMPILATION_CACHE_DIR=$(CURDIR)/.jax_cache JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1 \
-	JAX_DISABLE_MOST_OPTIMIZATIONS=1 XLA_FLAGS="--xla_cpu_use_fusion_emitters=false $$XLA_FLAGS"
+	JAX_DISABLE_MOST_OPTIMIZATIONS=1 XLA_FLAGS="--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1 $$XLA_FLAGS"
 
 # With uv where there is one, else with pip; $(1) names the extra.
 INSTALL = if uv --version >/dev/null 2>&1; then \
@@ -31,6 +31,7 @@ README = "$(BIN)/python" -m nbconvert --log-level=WARN --config=tools/readme.py 
 	--to=markdown nbs/index.ipynb --output=README --output-dir
 
 NOTEBOOKS = find nbs -name '*.ipynb' ! -path '*/[._]*' | sort
+RUN = $(CPU) $(COMPILED) "$(BIN)/python" tools/run_tests.py $(JOBS)
 
 .PHONY: help setup run test lint sync readme-check notebooks pytest docs browser export readme outputs clean
 .NOTPARALLEL:
@@ -56,7 +57,8 @@ $(DOCS_STAMP): $(STAMP)
 run: setup  ## run the demonstration; its figures and numbers go to runs/demo
 	.venv/bin/mmdfw demo --out runs/demo
 
-test: lint sync readme-check notebooks pytest  ## every check, in this order
+test: lint sync readme-check $(DOCS_STAMP)  ## every check: these, then notebooks and pytest together
+	@$(RUN) tests/test_*.py $$($(NOTEBOOKS))
 
 lint: setup  ## look for undefined names and likely bugs
 	.venv/bin/ruff check mmdfw tests nbs tools setup.py
@@ -78,15 +80,10 @@ readme-check: setup  ## check that README.md is what nbs/index.ipynb gives
 	|| { echo 'README.md is not what nbs/index.ipynb gives. Run: make readme' >&2; exit 1; }
 
 notebooks: setup  ## run every notebook, each in a process of its own, JOBS=2 at a time
-	@failed=$$(mktemp) && trap 'rm -f "$$failed"' EXIT && export failed \
-	&& $(NOTEBOOKS) | IN_TEST=1 $(CPU) $(COMPILED) xargs -n1 -P$(JOBS) sh -c ' \
-		if out=$$("$(BIN)/nbdev_test" --n_workers 0 --path "$$0" 2>&1); then echo "ok      $$0"; \
-		else echo "$$out"; echo "FAILED  $$0" | tee -a "$$failed"; exit 1; fi' \
-	|| { echo; echo 'Notebooks that failed:'; cat "$$failed"; exit 1; } >&2
+	@$(RUN) $$($(NOTEBOOKS))
 
 pytest: $(DOCS_STAMP)  ## test the installed package and the docs, these in a browser where there is one
-	@# In three runs: each compiled program maps memory, and Linux ends a process with more than 65,530 maps.
-	@for files in 'tests/test_[a-e]*.py' 'tests/test_[f-l]*.py' 'tests/test_[m-z]*.py'; do $(CPU) $(COMPILED) .venv/bin/python -m pytest -n $(JOBS) --dist loadgroup $$files || exit 1; done
+	@$(RUN) tests/test_*.py
 
 docs: $(DOCS_STAMP)  ## build the site into _docs, with Quarto where there is one, else with Sphinx
 	JAX_PLATFORMS=cpu .venv/bin/python tools/make_site.py

@@ -66,7 +66,7 @@ def make_case(key: jax.Array, data: str, num_rows: int, seed: int, num_particles
     prior = jax.vmap(model.sample_prior)(jax.random.split(start_key, num_particles))
     start = jax.tree.map(jnp.zeros_like, jax.eval_shape(model.sample_prior, start_key))
     target = posterior(model, x, y, len(y))
-    draws = nuts(judge_key, target, start, judge_draws, progress=False).positions
+    draws = nuts(judge_key, target, start, judge_draws, num_warmup=min(1000, judge_draws), progress=False).positions
     judge = reference_embedding(RBF(median_lengthscale(draws, divide_by_log=False)), draws)
     layout = layout_of(start)
     flat = lambda u: target(layout.unravel(u))

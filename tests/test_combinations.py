@@ -1,12 +1,14 @@
 """Every oracle x step rule x embedding through the loop, three steps each; those that make no sense, and why.
 
-A step is an oracle's answer and its acceptance. The two halves are compiled apart, oracles for each embedding and rules
-for each embedding; then all combinations run on what is compiled already.
+A step is an oracle's answer and its acceptance. The two halves are compiled apart, each oracle for each embedding, and all
+rules together for each embedding; then all combinations run on what is compiled already.
 """
 import itertools, re
+from functools import partial
 
 import jax, jax.numpy as jnp, numpy as np, pytest
 
+from mmdfw.checks import pytree_dataclass
 from mmdfw.embedding import ParticleEmbedding, SteinEmbedding, exact_embedding, reference_embedding
 from mmdfw.frank_wolfe import Components, accept, init
 from mmdfw.kernel import IMQ, RBF, Stein, random_fourier
@@ -14,7 +16,7 @@ from mmdfw.mixture import eleven_gaussians
 from mmdfw.oracle import GradientOracle, GridOracle, NearParticles, Problem, lmo_value, pool_starts
 from mmdfw.quadrature import Quadrature
 from mmdfw.search import MonteCarloOracle, NelderMeadOracle, PoolOracle, greedy_value, quadrature_value
-from mmdfw.step import BlendedPairwise, ConstantStep, DecayEarly, GreedyHerding, LineSearch, OpenLoop
+from mmdfw.step import BlendedPairwise, ConstantStep, DecayEarly, GreedyHerding, LineSearch, OpenLoop, StepRule
 
 BOX = ((-3.0, 3.0), (-3.0, 3.0))
 OBJECTIVES = {"linear": lmo_value, "greedy": greedy_value, "quadrature": quadrature_value}
@@ -68,13 +70,25 @@ def oracle_for(settings, search, objective, embedding):
     return SEARCHES[search](pool, OBJECTIVES[objective])
 
 
+@pytree_dataclass
+class Numbered(StepRule):
+    "One of RULES by its number: a program holds all nine, and a loop compiled once serves each."
+    number: jax.Array
+
+    def __call__(self, system):
+        def weigh(rule, system):
+            weights, size = rule(system)
+            return weights, jnp.asarray(size, weights.dtype)
+        return jax.lax.switch(self.number, [partial(weigh, rule) for rule in RULES.values()], system)
+
+
 ask = jax.jit(lambda oracle, key, problem: oracle(key, problem))
 begin, take = jax.jit(init, static_argnums=2), jax.jit(accept)
 
 
 def run(settings, oracle, rule, embedding):
     kernel, mean = settings[embedding]
-    parts = Components(kernel, mean, None, RULES[rule])
+    parts = Components(kernel, mean, None, Numbered(jnp.asarray(list(RULES).index(rule))))
     state = begin(parts, jnp.zeros((1, 2)), 8)
     for i in range(3):
         problem = Problem(kernel, mean, state.particles, state.factor, state.means)

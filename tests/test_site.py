@@ -15,7 +15,6 @@ from urllib.parse import unquote, urldefrag
 import pytest
 
 pytest.importorskip("sphinx", reason="needs Sphinx: make docs installs it")
-pytestmark = pytest.mark.xdist_group("site")   # one worker, which builds once
 
 ROOT = Path(__file__).parent.parent
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"))), None)

@@ -50,17 +50,17 @@ def race_one_by_one(key: jax.Array, race: Race, first_steps: int, num: int) -> d
 
 def methods(quick: bool) -> dict:  # key, race -> curve
     "The methods of the race."
-    ours = {"mmdfw": race_short, "mmdfw_map": partial(race_one_by_one, first_steps=1000 if quick else 10_000, num=10 if quick else 50),
+    ours = {"mmdfw": partial(race_short, first_steps=1000, later_steps=500) if quick else race_short, "mmdfw_map": partial(race_one_by_one, first_steps=1000 if quick else 10_000, num=10 if quick else 50),
             "mmdfw_random": partial(race_one_by_one, first_steps=250, num=10 if quick else 50)}
     rivals = {name: partial(race_svgd, rate=rate, schedule=schedule) for name, (rate, schedule) in list(SVGD_SCHEDULES.items())[: 1 if quick else None]}
-    return ours | rivals | {"sgld": partial(race_sgld, thin=10 if quick else 2000), "stein_points": partial(race_stein, num_points=3 if quick else 20)}
+    return ours | rivals | {"sgld": partial(race_sgld, thin=10, sizes=SGLD_SIZES[:2]) if quick else race_sgld, "stein_points": partial(race_stein, num_points=3 if quick else 20)}
 
 # %% ../../nbs/experiments/40_covertype.ipynb #84a094c4
 SGLD_SIZES = (1e-7, 1e-6, 1e-5)
 
-def race_sgld(key: jax.Array, race: Race, thin: int = 2000, num_draws: int = 40) -> dict:  # a curve
+def race_sgld(key: jax.Array, race: Race, thin: int = 2000, num_draws: int = 40, sizes: tuple = SGLD_SIZES) -> dict:  # a curve
     "One chain from zero, the best of three step sizes."
-    found = [run_sgld(k, race, size, thin, num_draws) for k, size in zip(jax.random.split(key, len(SGLD_SIZES)), SGLD_SIZES)]
+    found = [run_sgld(k, race, size, thin, num_draws) for k, size in zip(jax.random.split(key, len(sizes)), sizes)]
     return max(found, key=lambda curve: curve["log_likelihood"][-1])
 
 def run_sgld(key: jax.Array, race: Race, size: float, thin: int, num_draws: int) -> dict:  # a curve
@@ -86,7 +86,7 @@ def race_stein(key: jax.Array, race: Race, num_points: int = 20) -> dict:  # a c
     first = near_mode(map_key)
     score, d = jax.grad(lambda u: target(layout.unravel(u))), first.positions.shape[1]
     algorithm = stein_points(score, MonteCarloOracle(((-1.0, 1.0),) * d, 20, 1, 1.0, greedy_value), RBF(1.0), capacity=capacity_for(num_points))
-    state, step, look = algorithm.init(first.positions), jax.jit(algorithm.step), make_monitor(race.model, race.data)
+    state, step, look = jax.jit(algorithm.init)(first.positions), jax.jit(algorithm.step), make_monitor(race.model, race.data)
     step(keys[0], state)  # compiles
     seconds, records = [first.records[-1].seconds], [first.records[-1].metrics]
     for k in keys:
@@ -113,7 +113,7 @@ def growths(key: jax.Array, draws: jax.Array, lengthscale: float, num: int, freq
 # %% ../../nbs/experiments/40_covertype.ipynb #378b96b2
 def mmd2_part(seed: int, settings: Settings) -> dict:
     "All methods at several numbers of particles, judged by NUTS; and the growths."
-    data, rows, effort, draws, sizes = (STAND_INS["covertype"], 300, 0.02, 100, (5, 10)) if settings.quick else ("covertype", 3000, 1.0, 4000, SIZES)
+    data, rows, effort, draws, sizes = (STAND_INS["covertype"], 300, 0.02, 100, (10,)) if settings.quick else ("covertype", 3000, 1.0, 4000, SIZES)
     case_key, run_key, key = jax.random.split(jax.random.fold_in(jax.random.key(seed), 100), 3)
     case = make_case(case_key, data, rows, seed, max(sizes), draws)
     reference, _ = short_run(run_key, case, effort)
