@@ -7,9 +7,11 @@ The server must not run JAX, whose threads do not survive a fork: mmdfw is not i
 """
 import gc
 import os
+import re
 import sys
 import tempfile
 import time
+from collections import Counter
 from multiprocessing import get_context
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -31,22 +33,23 @@ def run(file: str, log: str):
     nbdev_test.__wrapped__(file, n_workers=0)
 
 
-def report(file: str, seconds: float, code: int, log: str) -> bool:
-    "One line for what passed, with what pytest counted and skipped; everything that was said for what failed."
+def report(file: str, seconds: float, code: int, log: str) -> Counter:
+    "One line for what passed, with what pytest counted and skipped; everything that was said for what failed. A notebook counts as one test."
     lines = Path(log).read_text(encoding="utf-8", errors="replace").splitlines()
+    counted = lines[-1].strip("= ").rsplit(" in ", 1)[0] if lines and file.endswith(".py") else ""
     if code: print(*lines, f"FAILED {seconds:5.0f} s  {file}  exit code {code}", sep="\n", flush=True)
-    else:
-        counted = lines[-1].strip("= ").rsplit(" in ", 1)[0] if file.endswith(".py") else ""
-        print(f"ok     {seconds:5.0f} s  {file}  {counted}".rstrip(), *(line for line in lines if line.startswith("SKIPPED")), sep="\n               ", flush=True)
-    return not code
+    else: print(f"ok     {seconds:5.0f} s  {file}  {counted}".rstrip(), *(line for line in lines if line.startswith("SKIPPED")), sep="\n               ", flush=True)
+    numbers = Counter({what: int(number) for number, what in re.findall(r"(\d+) (passed|failed|skipped)", counted)}) or Counter(passed=not code)
+    return numbers + Counter(failed=bool(code) and not numbers["failed"])   # an error that pytest does not count, or a process that died
 
 
 def run_all(files: list, jobs: int, folder: str) -> list:
-    "Those that failed."
+    "Those that failed; the last line counts what passed and what did not."
     context = get_context("forkserver" if sys.platform == "linux" else "spawn")   # a Mac's own libraries do not survive a fork
     context.set_forkserver_preload(LIBRARIES)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")   # no thread in the server, and no more processes at work than jobs
     todo, running, failed = sorted(files, key=lambda file: SLOW.index(Path(file).stem) if Path(file).stem in SLOW else len(SLOW)), [], []
+    total = Counter(passed=0, failed=0, skipped=0)
     while todo or running:
         while todo and len(running) < jobs:
             log = tempfile.mkstemp(dir=folder)[1]
@@ -57,7 +60,9 @@ def run_all(files: list, jobs: int, folder: str) -> list:
         for one in [one for one in running if not one[2].is_alive()]:
             running.remove(one)
             file, start, process, log = one
-            if not report(file, time.monotonic() - start, process.exitcode, log): failed.append(file)
+            total.update(report(file, time.monotonic() - start, process.exitcode, log))
+            if process.exitcode: failed.append(file)
+    print(", ".join(f"{number} {what}" for what, number in total.items()))
     return failed
 
 
