@@ -64,6 +64,7 @@ LOOK = """() => ({
   drawn: document.querySelectorAll('.math mjx-container').length,
   wrong: [...document.querySelectorAll('mjx-merror, [data-mjx-error]')].map(e => e.closest('.math').textContent),
   dollars: [...document.querySelectorAll('main p, main td')].filter(e => /\\$[^$]+\\$/.test(e.textContent) && !e.querySelector('code')).map(e => e.textContent),
+  raw: [...document.querySelectorAll('main p')].filter(e => /\\]\\([^)]*\\.(ipynb|md)|\\|\\s*[-—]+\\s*\\|/.test(e.textContent)).map(e => e.textContent.slice(0, 80)),
   silent: [...document.querySelectorAll('main img')].filter(i => !i.alt || i.alt.length < 10 || /\\.(png|svg)$/.test(i.alt)).map(i => i.src),
   broken: [...document.querySelectorAll('main img')].filter(i => i.complete && !i.naturalWidth).map(i => i.src),
 })"""
@@ -125,6 +126,9 @@ def test_math_is_drawn(visits):
     assert complaints(visits, lambda seen: seen["wrong"] + seen["dollars"]) == {}
     assert complaints(visits, lambda seen: seen["formulas"] != seen["drawn"] and (seen["formulas"], seen["drawn"])) == {}
     assert visits["theory/kernel.html"]["formulas"] > 20
+
+
+def test_no_link_or_table_is_left_as_markdown(visits): assert complaints(visits, lambda seen: seen["raw"]) == {}
 
 
 def test_figures_are_there_and_have_words(visits): assert complaints(visits, lambda seen: seen["silent"] + seen["broken"]) == {}

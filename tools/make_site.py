@@ -139,7 +139,7 @@ def with_sphinx(config: dict, found: list, out: Path):
         project=config["website"]["title"], html_title=config["website"]["title"], author=settings.author, version=settings.version, release=settings.version,
         extensions=["myst_nb"], mathjax_path="mathjax/tex-chtml.js", html_theme="sphinx_book_theme", html_static_path=["_static"], html_css_files=["styles.css"], html_favicon=config["website"]["favicon"],
         html_context={"default_mode": "light"}, html_theme_options={"use_source_button": False, "use_download_button": False, "show_toc_level": 2, "navbar_persistent": []},
-        nb_execution_mode="off", nb_merge_streams=True, myst_heading_anchors=4, myst_heading_slug_func="make_site.slug",
+        nb_execution_mode="off", nb_merge_streams=True, nb_render_markdown_format="myst", myst_heading_anchors=4, myst_heading_slug_func="make_site.slug",
         myst_enable_extensions=["dollarmath", "amsmath"], myst_dmath_double_inline=True, suppress_warnings=["myst.header"], html_copy_source=False, html_show_sourcelink=False)
     with TemporaryDirectory() as work, docutils_namespace():
         sources, built = Path(work, "sources"), Path(work, "html")
