@@ -13,7 +13,7 @@ from matplotlib.colors import to_rgba
 
 # %% ../nbs/practice/91_plots.ipynb #fa8563be
 colors = dict(mmdfw="#0072B2", mmdfw_greedy="#56B4E9", mmdfw_exact="#000000", mmdfw_exact_greedy="#777777", mmdfw_literal="#CC79A7",
-              svgd="#D55E00", independent="#999999", stein_points="#009E73", nuts="#E69F00", sgld="#F0E442")
+              svgd="#D55E00", independent="#999999", stein_points="#009E73", nuts="#E69F00", sgld="#882255")
 
 def plot_style() -> dict:
     "One look for all figures: `plt.rcParams.update(plot_style())`"

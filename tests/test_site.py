@@ -2,8 +2,10 @@
 
 Built with Sphinx, since Quarto is seldom there; `make browser` installs Chromium. Where either is missing the tests are skipped, and say why.
 """
+import base64
 import functools
 import http.server
+import os
 import re
 import shutil
 import subprocess
@@ -61,6 +63,7 @@ LOOK = """() => ({
   drawn: document.querySelectorAll('.math mjx-container').length,
   wrong: [...document.querySelectorAll('mjx-merror, [data-mjx-error]')].map(e => e.closest('.math').textContent),
   dollars: [...document.querySelectorAll('main p, main td')].filter(e => /\\$[^$]+\\$/.test(e.textContent) && !e.querySelector('code')).map(e => e.textContent),
+  raw: [...document.querySelectorAll('main p')].filter(e => /\\]\\([^)]*\\.(ipynb|md)|\\|\\s*[-—]+\\s*\\|/.test(e.textContent)).map(e => e.textContent.slice(0, 80)),
   silent: [...document.querySelectorAll('main img')].filter(i => !i.alt || i.alt.length < 10 || /\\.(png|svg)$/.test(i.alt)).map(i => i.src),
   broken: [...document.querySelectorAll('main img')].filter(i => i.complete && !i.naturalWidth).map(i => i.src),
 })"""
@@ -124,6 +127,9 @@ def test_math_is_drawn(visits):
     assert visits["theory/kernel.html"]["formulas"] > 20
 
 
+def test_no_link_or_table_is_left_as_markdown(visits): assert complaints(visits, lambda seen: seen["raw"]) == {}
+
+
 def test_figures_are_there_and_have_words(visits): assert complaints(visits, lambda seen: seen["silent"] + seen["broken"]) == {}
 
 
@@ -131,6 +137,46 @@ def test_pages_fit_a_phone(visits): assert complaints(visits, lambda seen: seen[
 
 
 def test_search_finds_a_name(visits): assert any("step" in title.lower() for title in visits["search"]), visits["search"]
+
+
+FAKE = """#!/bin/sh
+echo "$PWD: $*" >> "$QUARTO_LOG"
+test -f _quarto.yml && mkdir _docs && cp index.ipynb _docs/index.html && exit $QUARTO_SAYS
+"""
+
+
+@pytest.mark.parametrize("says", [0, 7])
+def test_quarto_is_asked_where_there_is_one(tmp_path, says):
+    "With a `quarto` on the PATH that only takes notes: it is called once, on the processed notebooks, its site becomes _docs, and its failure is ours."
+    import yaml
+    pages = ["index.ipynb", "theory/40_step.ipynb", "changelog.md"]
+    config = yaml.safe_load((ROOT / "_quarto.yml").read_text(encoding="utf-8"))
+    config["website"]["sidebar"]["contents"] = pages
+    for name in ("tools/make_site.py", "settings.ini", "README.md", "CHANGELOG.md", "mmdfw/__init__.py", "mmdfw/_modidx.py", "mmdfw/step.py", *(f"nbs/{page}" for page in pages), "nbs/map.svg", "nbs/styles.css"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, tmp_path / name)
+    for name in ("_quarto.yml", "nbs/_quarto.yml"): (tmp_path / name).write_text(yaml.safe_dump(config), encoding="utf-8")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "quarto").write_text(FAKE)
+    (tmp_path / "bin" / "quarto").chmod(0o755)
+    environment = os.environ | {"PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}", "QUARTO_LOG": str(tmp_path / "log"), "QUARTO_SAYS": str(says)}
+    ran = subprocess.run([sys.executable, tmp_path / "tools" / "make_site.py"], env=environment, capture_output=True, text=True)
+    assert ran.returncode == says, ran.stdout + ran.stderr
+    assert (tmp_path / "log").read_text().splitlines() == [f"{(tmp_path / '_proc').resolve()}: render --no-cache"]
+    assert (tmp_path / "_docs" / "index.html").is_file() == (says == 0)
+    processed = yaml.safe_load((tmp_path / "_proc" / "_quarto.yml").read_text(encoding="utf-8"))
+    assert processed["project"]["output-dir"] == "_docs" and processed["website"]["sidebar"]["contents"] == pages
+    assert "/mmdfw/step.py#L" in (tmp_path / "_proc" / "theory" / "40_step.ipynb").read_text(encoding="utf-8"), "the API is written out, with links to the source"
+    assert (tmp_path / "README.md").read_text(encoding="utf-8") == (ROOT / "README.md").read_text(encoding="utf-8"), "nbdev writes no README"
+
+
+def test_wide_figures_are_known_by_their_pixels():
+    sys.path.insert(0, str(ROOT / "tools"))
+    try: from make_site import wide
+    finally: sys.path.pop(0)
+    header = lambda width: base64.b64encode(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + width.to_bytes(4, "big") + bytes(40)).decode()
+    shown = lambda width: {"outputs": [{"data": {"text/plain": "x"}}, {"data": {"image/png": header(width)}}]}
+    assert wide(shown(1600)) and not wide(shown(736)) and not wide({"outputs": []})
 
 
 def test_a_page_that_is_not_there_is_named(tmp_path):

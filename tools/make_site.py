@@ -3,6 +3,7 @@
 Quarto does it where it is installed. Elsewhere Sphinx does, from the same notebooks (nbdev's processed ones, in _proc) and
 the same _quarto.yml: title, order and sections. What is here turns the one's dialect into the other's.
 """
+import base64
 import json
 import os
 import posixpath
@@ -68,6 +69,12 @@ def api(text: str) -> str:
     return re.sub(r"^\[source\]\(([^)]*)\)\{[^}]*\}\s*(#+ .*)", r'\2\n\n<a class="source" href="\1">source</a>', text)
 
 
+def wide(cell: dict) -> bool:
+    "Whether a figure of this cell has more pixels in a row than a page has: small screens scroll it, since shrunk it could not be read."
+    pictures = ("".join(output.get("data", {}).get("image/png", "")) for output in cell["outputs"])
+    return any(int.from_bytes(base64.b64decode(picture[:64])[16:20], "big") > 1000 for picture in pictures if picture)
+
+
 def cells(notebook: dict):
     "The notebook's cells in MyST-NB's dialect."
     for cell in notebook["cells"]:
@@ -81,7 +88,7 @@ def cells(notebook: dict):
             if chosen.get("output") == "asis":
                 for output in cell["outputs"]: yield dict(cell_type="markdown", metadata={}, source=api("".join(output["data"]["text/markdown"])))
                 continue
-            image = {"image": {"alt": chosen["fig-alt"]}} if "fig-alt" in chosen else {}
+            image = {"image": {"alt": chosen["fig-alt"]} | ({"classes": "wide"} if wide(cell) else {})} if "fig-alt" in chosen else {}
             tags = ["remove-input"] if chosen.get("echo") is False else []
             yield dict(cell, source=code, metadata={"tags": tags, "mystnb": image})
         else: yield dict(cell, source=source)
@@ -132,7 +139,7 @@ def with_sphinx(config: dict, found: list, out: Path):
         project=config["website"]["title"], html_title=config["website"]["title"], author=settings.author, version=settings.version, release=settings.version,
         extensions=["myst_nb"], mathjax_path="mathjax/tex-chtml.js", html_theme="sphinx_book_theme", html_static_path=["_static"], html_css_files=["styles.css"], html_favicon=config["website"]["favicon"],
         html_context={"default_mode": "light"}, html_theme_options={"use_source_button": False, "use_download_button": False, "show_toc_level": 2, "navbar_persistent": []},
-        nb_execution_mode="off", nb_merge_streams=True, myst_heading_anchors=4, myst_heading_slug_func="make_site.slug",
+        nb_execution_mode="off", nb_merge_streams=True, nb_render_markdown_format="myst", myst_heading_anchors=4, myst_heading_slug_func="make_site.slug",
         myst_enable_extensions=["dollarmath", "amsmath"], myst_dmath_double_inline=True, suppress_warnings=["myst.header"], html_copy_source=False, html_show_sourcelink=False)
     with TemporaryDirectory() as work, docutils_namespace():
         sources, built = Path(work, "sources"), Path(work, "html")
