@@ -37,7 +37,7 @@ def add_fit(commands):
     fit.add_argument("--target", help="the column to predict, for a file of your own")
     fit.add_argument("--task", default="auto", choices=["auto", "regression", "classification"], help="auto: classes if the target is 0 or 1")
     fit.add_argument("--particles", default=20, type=count, help="in total; with --resume, how many more (default: %(default)s)")
-    fit.add_argument("--hidden", default=[50], type=count, nargs="+", help="units of each hidden layer (default: 50)")
+    fit.add_argument("--hidden", type=count, nargs="+", help="units of each hidden layer (default: one layer of 50, fewer on a small table)")
     fit.add_argument("--batch-size", default=100, type=count, help="rows of a minibatch (default: %(default)s)")
     fit.add_argument("--first-steps", default=100_000, type=count, help="of the first batch of particles (default: %(default)s)")
     fit.add_argument("--later-steps", default=20_000, type=count, help="of each further batch (default: %(default)s)")
@@ -130,7 +130,7 @@ def run_fit_command(options) -> int:
     if options.resume is not None: report = resume_fit(options.resume, options.particles, options.out, seconds=options.seconds)
     else:
         if options.out is None: raise ValueError("--out is missing: where to write the fit, e.g. --out runs/naval")
-        job = Job(options.data, options.target, options.task, tuple(options.hidden), options.batch_size, options.split_seed, options.seed)
+        job = Job(options.data, options.target, options.task, options.hidden, options.batch_size, options.split_seed, options.seed)
         report = run_fit(job, options.out, options.particles, first_steps=options.first_steps, later_steps=options.later_steps, seconds=options.seconds)
     print(f"{report['data']}{' (' + report['note'] + ')' if report['note'] else ''}: {report['particles']} particles, {report['seconds']:.1f} s")
     for name, value in report["metrics"].items(): print(f"  {name:18} {value:.5g}")
