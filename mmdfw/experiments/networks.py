@@ -11,6 +11,7 @@ __all__ = ['SVGD_SCHEDULES', 'YEAR_SCHEDULES', 'OURS', 'YEAR', 'SHORT', 'RULES',
 from functools import partial
 from typing import Callable
 import jax, jax.numpy as jnp, matplotlib.pyplot as plt, numpy as np
+from matplotlib.ticker import NullLocator
 from ..bench import jitted_judge
 from ..bnn import mlp
 from ..checks import layout_of
@@ -42,7 +43,7 @@ def racers(name: str, quick: bool) -> dict:  # key, race -> curve
     "The methods of a race."
     year = name == "year"
     steps = dict(num_steps=500 if quick else 2000 if year else 1000, most=20 if quick else 200)
-    found = {"mmdfw": partial(fill_with_particles, num_steps=400, most=20 if quick else 150, **YEAR) if year else partial(fill_budget, **OURS[name]),
+    found = {"mmdfw": partial(fill_with_particles, num_steps=400, most=20 if quick else 80, **YEAR) if year else partial(fill_budget, **OURS[name]),
              "mmdfw_paper_settings": partial(fill_with_particles, **steps, **PAPER), "blackjax_svgd": partial(race_blackjax, rate=0.001 if year else 0.01)}
     schedules = list((YEAR_SCHEDULES if year else SVGD_SCHEDULES).items())[: 1 if quick else None]
     found |= {label: partial(race_svgd, rate=rate, schedule=schedule) for label, (rate, schedule) in schedules}
@@ -143,7 +144,8 @@ def plot_race(result: dict, ax=None, metric: str = "rmse"):
             ax.plot(curve["seconds"], curve[metric], color=race_color(name), lw=1.2, alpha=0.8, label=label if i == 0 else None)
     note = f" ({summary['note']})" if summary["note"] else ""
     ax.set(xlabel="seconds", ylabel={"rmse": "test RMSE", "log_likelihood": "test log likelihood"}[metric], title=f"{result['experiment'].capitalize()}{note}")
-    if metric == "rmse": ax.set_yscale("log")
+    low, high = ax.dataLim.intervaly
+    if metric == "rmse" and high > 5 * low: ax.set_yscale("log")
     ax.legend(fontsize=8)
     return ax
 
@@ -158,12 +160,14 @@ def plot_judged(result: dict, space: str, ax=None):
     for i, found in enumerate(trial["mmd2"]["judged"] for trial in result["trials"] if trial.get("mmd2", {}).get("judged")):
         for name, color in (("growth", colors["mmdfw_greedy"]), ("svgd", colors["svgd"]), ("draws", colors["independent"])):
             sizes = list(found[name])
-            ax.loglog([int(n) for n in sizes], [found[name][n][space] for n in sizes], "o-", color=color, lw=1.2, label=None if i else {"growth": "networks, grown", "svgd": "SVGD", "draws": "draws of NUTS"}[name])
+            ax.semilogx([int(n) for n in sizes], [found[name][n][space] for n in sizes], "o-", color=color, lw=1.2, label=None if i else {"growth": "networks, grown", "svgd": "SVGD", "draws": "draws of NUTS"}[name])
         for rule, marker in (("BQ", "*"), ("line search", "^"), ("constant", "s")):
             (n, value), = found[f"mmdfw {rule}"].items()
-            ax.loglog(int(n), value[space], marker, color=colors["mmdfw"], label=None if i else f"MMD-FW on a chain, {rule}")
+            ax.semilogx(int(n), value[space], marker, color=colors["mmdfw"], label=None if i else f"MMD-FW on a chain, {rule}")
         ax.axhline(found["reference chain"][space], color=colors["nuts"], ls="--", lw=1, label=None if i else "the whole other chain")
-    ax.set(xlabel="particles", ylabel="MMD²", title=f"in {space}")
+    ax.set(xlabel="particles", ylabel="MMD²", title=f"in {space}", xticks=[int(n) for n in sizes], xticklabels=sizes)
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.set_ylim(bottom=0.0)
     return ax
 
 def plot_growth(result: dict, ax=None):
@@ -185,7 +189,7 @@ def draw(result: dict) -> dict:  # of figures
     judged, axes = plt.subplots(1, 3, figsize=(12, 3.4))
     for ax, space in zip(axes, ("weights", "predictions")): plot_judged(result, space, ax)
     plot_growth(result, axes[2])
-    axes[0].legend(fontsize=7)
+    axes[0].legend(fontsize=7, loc="lower left")
     return {"race": race, "mmd2": judged}
 
 def experiment(name: str, budget: float) -> Experiment:

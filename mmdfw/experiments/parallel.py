@@ -62,22 +62,22 @@ def summarise(trials: list) -> dict:
     return {"methods": stands, "svgd_schedule": best_schedule(stands), "seconds": {name: seconds_for(curves[name], last) for name in LABELS if name in curves}, "particles": last, "note": trials[0]["mmdfw"]["note"]}
 
 # %% ../../nbs/experiments/60_parallel.ipynb #93e9d45d
-def plot_workers(result: dict, ax=None, until: float = None):
-    "RMSE against seconds; with `until`, its beginning."
+def plot_workers(result: dict, ax=None, ours_alone: bool = False):
+    "RMSE against seconds; SVGD, which is far above ours, on request left out."
     ax = ax or plt.gca()
     shown = {name: (label, {"mmdfw": colors["mmdfw"], "mmdfw_pbc": colors["mmdfw_literal"], "mmdfw_rows": colors["stein_points"]}[name]) for name, label in LABELS.items() if name in result["trials"][0]}
-    for name, (label, color) in (shown | {result["summary"]["svgd_schedule"]: ("SVGD at its best", colors["svgd"])}).items():
+    rival = {} if ours_alone else {result["summary"]["svgd_schedule"]: ("SVGD at its best", colors["svgd"])}
+    for name, (label, color) in (shown | rival).items():
         for i, trial in enumerate(result["trials"]):
             curve = trial[name]["curve"]
             ax.plot(curve["seconds"], curve["rmse"], color=color, lw=1.2, label=None if i else label)
     ax.set(xlabel="seconds", ylabel="test RMSE", title=f"Year ({result['summary']['note']})" if result["summary"]["note"] else "Year")
-    if until is not None: ax.set_xlim(0, until)
     return ax
 
 def draw(result: dict) -> dict:  # of figures
-    "The whole run, and its beginning."
+    "Ours alone, and SVGD beside it."
     figure, axes = plt.subplots(1, 2, figsize=(10, 3.6))
-    for ax, until in zip(axes, (result["summary"]["seconds"]["mmdfw"] / 8, None)): plot_workers(result, ax, until)
+    for ax, ours_alone in zip(axes, (True, False)): plot_workers(result, ax, ours_alone)
     axes[1].legend(fontsize=8)
     return {"race": figure}
 
