@@ -94,6 +94,13 @@ def cells(notebook: dict):
         else: yield dict(cell, source=source)
 
 
+def with_links(cell: dict, page: str, host: str) -> dict:
+    "The cell with its links, and those in what it printed as Markdown, leading to pages of the site."
+    if cell["cell_type"] == "markdown": return dict(cell, source=site_links(cell["source"], page, host))
+    linked = lambda data: data | {"text/markdown": site_links("".join(data["text/markdown"]), page, host)} if "text/markdown" in data else data
+    return dict(cell, outputs=[dict(output, data=linked(output["data"])) if "data" in output else output for output in cell["outputs"]])
+
+
 def toctree(found: list) -> str:
     "The order of the pages, for Sphinx."
     tree = lambda caption, pages: "```{toctree}\n:hidden:\n" + (f":caption: {caption}\n" if caption else "") + "\n" + "\n".join(map(renamed, pages)) + "\n```"
@@ -113,7 +120,7 @@ def write_sources(processed: Path, out: Path, found: list, host: str):
         elif file.suffix != ".ipynb": shutil.copy2(file, to)
         else:
             notebook = json.loads(file.read_text(encoding="utf-8"))
-            made = [dict(cell, source=site_links(cell["source"], page, host)) if cell["cell_type"] == "markdown" else cell for cell in cells(notebook)]
+            made = [with_links(cell, page, host) for cell in cells(notebook)]
             if page == "index.ipynb": made.append(dict(cell_type="markdown", metadata={}, source=toctree(found)))
             to.write_text(json.dumps(dict(notebook, cells=[{k: v for k, v in cell.items() if k != "id"} for cell in made], nbformat_minor=4)), encoding="utf-8")
 
