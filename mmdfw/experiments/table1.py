@@ -61,7 +61,6 @@ def draw(result: dict) -> dict:  # of figures
             ax.set(xlim=(-0.5, len(SHOWN) - 0.5), title=f"{name.capitalize()}{'*' if result[name]['note'] else ''}" if metric == "rmse" else "")
             ax.tick_params(axis="x", labelsize=7, labelrotation=20)
         row[0].set_ylabel(label)
-    figure.tight_layout()
     return {"methods": figure}
 
 EXPERIMENTS = {"table1": Experiment("Table 1: held-out RMSE and log likelihood at the same wall-clock time", None, None, draw, summarise, of=tuple(PRINTED))}
