@@ -55,10 +55,11 @@ def draw(result: dict) -> dict:  # of figures
     figure, axes = plt.subplots(2, 3, figsize=(10, 5), sharex=True)
     for row, (metric, label) in zip(axes, (("rmse", "test RMSE"), ("log_likelihood", "test log likelihood"))):
         for ax, name in zip(row, PRINTED):
+            note = result[name]["note"] or ""
             for method, shown in SHOWN.items():
                 cell = result[name][method][metric]
                 ax.errorbar(shown, cell["mean"], cell["sem"] or 0.0, fmt="o", capsize=4, color=race_color(method))
-            ax.set(xlim=(-0.5, len(SHOWN) - 0.5), title=f"{name.capitalize()}{'*' if result[name]['note'] else ''}" if metric == "rmse" else "")
+            ax.set(xlim=(-0.5, len(SHOWN) - 0.5), title=f"{name.capitalize()}{note and ' (' + note.split(':')[0] + ')'}" if metric == "rmse" else "")
             ax.tick_params(axis="x", labelsize=7, labelrotation=20)
         row[0].set_ylabel(label)
     return {"methods": figure}
