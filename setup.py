@@ -1,4 +1,5 @@
 """Everything is set in settings.ini; edit there, not here."""
+
 from configparser import ConfigParser
 from pathlib import Path
 

@@ -11,17 +11,19 @@ __all__ = ['Polytope', 'polytope_geometry', 'largest_distance', 'Accuracy', 'ora
 from typing import NamedTuple
 import numpy as np
 from scipy.spatial import ConvexHull
-from .checks import check_count, check_positive
-from .embedding import Embedding
-from .kernel import Kernel
-from .quadrature import solve
+from ._checks import check_count, check_positive
+from .embeddings._embedding import Embedding
+from .kernels._kernel import Kernel
+from .steps._quadrature import solve
 
 # %% ../nbs/theory/51_bounds.ipynb #00b7946a
 class Polytope(NamedTuple):
     "Three lengths of the hull of a pool, seen from mu_p."
+
     inner: float  # R: the largest ball around mu_p inside the hull
     outer: float  # r: the distance from mu_p to the farthest atom
     diameter: float  # the largest distance between two atoms
+
 
 def polytope_geometry(
     features,  # (m, D): k(x, .) of the pool, as vectors
@@ -30,11 +32,16 @@ def polytope_geometry(
     "R, r and the diameter, exactly, from the hull's facets; for D up to about 6."
     atoms = np.asarray(features, float) - np.asarray(mean_features, float)
     rank, dimension = np.linalg.matrix_rank(atoms - atoms.mean(0), tol=1e-9), atoms.shape[1]
-    if dimension < 2: raise ValueError(f"features must have at least 2 columns, got {dimension}")
-    if rank < dimension: raise ValueError(f"the hull has {rank} dimensions in a space of {dimension}, so no ball fits into it: "
-                                          "give more or wider spread points, or fewer frequencies")
+    if dimension < 2:
+        raise ValueError(f"features must have at least 2 columns, got {dimension}")
+    if rank < dimension:
+        raise ValueError(
+            f"the hull has {rank} dimensions in a space of {dimension}, so no ball fits into it: "
+            "give more or wider spread points, or fewer frequencies"
+        )
     inner = -np.max(ConvexHull(atoms).equations[:, -1])  # normals have length one and mu_p is the origin
-    if inner <= 0: raise ValueError(f"mu_p lies {-inner:.3g} outside the hull of the {len(atoms)} points: widen the pool")
+    if inner <= 0:
+        raise ValueError(f"mu_p lies {-inner:.3g} outside the hull of the {len(atoms)} points: widen the pool")
     square = np.sum(atoms**2, 1)
     diameter2 = np.max(square[:, None] + square - 2 * atoms @ atoms.T)
     return Polytope(float(inner), float(np.sqrt(square.max())), float(np.sqrt(diameter2)))
@@ -52,9 +59,11 @@ def largest_distance(
 # %% ../nbs/theory/51_bounds.ipynb #3234b1c6
 class Accuracy(NamedTuple):
     "Three ways to say how good an answer of the oracle is; one is perfect, zero or less is useless."
+
     eq4: np.ndarray  # <v, g> over the smallest
     centred: np.ndarray  # <v, g - mu_p> over the smallest
     gap: np.ndarray  # <v, mu_q - g> over the largest
+
 
 def oracle_accuracies(
     value,  # <v, g> at the oracle's answer
@@ -75,14 +84,22 @@ def step_factor(
 ) -> np.ndarray:
     "1 - alpha (2 - alpha) (delta R / r)^2: what one step leaves of MMD^2 at most."
     check_positive("inner", inner)
-    if not inner <= outer: raise ValueError(f"inner must be at most outer, got {inner!r} and {outer!r}: no ball inside reaches beyond the farthest atom")
-    if not 0 < alpha < 2: raise ValueError(f"alpha must lie in (0, 2), got {alpha!r}: outside it the error need not fall")
+    if not inner <= outer:
+        raise ValueError(
+            f"inner must be at most outer, got {inner!r} and {outer!r}: no ball inside reaches beyond the farthest atom"
+        )
+    if not 0 < alpha < 2:
+        raise ValueError(f"alpha must lie in (0, 2), got {alpha!r}: outside it the error need not fall")
     return 1 - alpha * (2 - alpha) * (checked_delta(delta) * inner / outer) ** 2
+
 
 def checked_delta(delta: float | np.ndarray) -> np.ndarray:
     "Accuracies above one count as one; below zero there is no bound."
     delta = np.asarray(delta, float)
-    if not np.all(delta >= 0): raise ValueError(f"delta must be at least zero, got {delta.min():.3g}: the oracle chose an atom on the wrong side")
+    if not np.all(delta >= 0):
+        raise ValueError(
+            f"delta must be at least zero, got {delta.min():.3g}: the oracle chose an atom on the wrong side"
+        )
     return np.minimum(delta, 1.0)
 
 # %% ../nbs/theory/51_bounds.ipynb #3fcb4400
@@ -120,8 +137,10 @@ def sublinear_bound(
     alpha=1.0,  # the step over the best step
 ) -> np.ndarray:  # (num,): at n = 1 .. num
     "MMD^2 of line search and BQ in any dimension."
-    if not 0 < first <= outer**2 * (1 + 1e-9): raise ValueError(f"first must lie in (0, outer^2], got {first!r} with outer^2 = {outer**2!r}")
-    if not 0 < alpha < 2: raise ValueError(f"alpha must lie in (0, 2), got {alpha!r}: outside it the error need not fall")
+    if not 0 < first <= outer**2 * (1 + 1e-9):
+        raise ValueError(f"first must lie in (0, outer^2], got {first!r} with outer^2 = {outer**2!r}")
+    if not 0 < alpha < 2:
+        raise ValueError(f"alpha must lie in (0, 2), got {alpha!r}: outside it the error need not fall")
     delta, a = checked_delta(delta), alpha * (2 - alpha)
     gains = a * delta**2 / (np.maximum(1.0, 2 * delta - a * delta**2) * outer**2)
     gains = np.broadcast_to(gains, (check_count("num", num) - 1,))
@@ -153,7 +172,9 @@ def contraction_bound(
 ) -> np.ndarray:
     "Theorem 3 put right: posterior mass farther than gamma from the true integral; at most 1."
     check_positive("gamma", gamma)
-    if norm < 0: raise ValueError(f"norm must be at least zero, got {norm!r}")
-    with np.errstate(divide="ignore"): t = gamma / np.sqrt(np.asarray(mmd2, float)) - norm
+    if norm < 0:
+        raise ValueError(f"norm must be at least zero, got {norm!r}")
+    with np.errstate(divide="ignore"):
+        t = gamma / np.sqrt(np.asarray(mmd2, float)) - norm
     safe = np.maximum(t, 0.1)  # below it the bound is above one anyway
     return np.where(t > 0.1, np.minimum(np.sqrt(2 / np.pi) * np.exp(-(safe**2) / 2) / safe, 1.0), 1.0)

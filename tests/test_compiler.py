@@ -1,4 +1,5 @@
 """Programs as users compile them: `make test` asks XLA to optimise little, these tests ask for all of it."""
+
 import json
 import os
 import subprocess
@@ -8,10 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from mmdfw.checks import assert_close
-from mmdfw.kernel import RBF, Stein, squared_distances
+from mmdfw._checks import assert_close
+from mmdfw.kernels._kernel import RBF, Stein, squared_distances
 
-OPTIMISED = {"xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_passes": False, "xla_cpu_use_fusion_emitters": True}
+OPTIMISED = {
+    "xla_backend_optimization_level": 3,
+    "xla_llvm_disable_expensive_passes": False,
+    "xla_cpu_use_fusion_emitters": True,
+}
 
 
 @pytest.mark.parametrize("d", [3, 5, 6, 7])
@@ -24,22 +29,31 @@ def test_few_points_against_many(n, d):
         few, many = jnp.asarray(many[:n]), jnp.asarray(many)
         assert_close(jax.jit(squared_distances, compiler_options=OPTIMISED)(few, many), direct, rtol=1e-9, atol=1e-9)
         kernel = Stein(RBF(1.3), lambda x: -x)
-        assert_close(jax.jit(kernel.matrix, compiler_options=OPTIMISED)(few, many), kernel.matrix(few, many), rtol=1e-9, atol=1e-9)
+        assert_close(
+            jax.jit(kernel.matrix, compiler_options=OPTIMISED)(few, many),
+            kernel.matrix(few, many),
+            rtol=1e-9,
+            atol=1e-9,
+        )
 
 
 FIT = """
 import sys; sys.path.insert(0, "tests")
 import json, jax, jax.numpy as jnp
 from conftest import gaussian
-from mmdfw.fitting import fit
+from mmdfw._fit import fit
 found = fit(jax.random.key(0), gaussian, jnp.zeros(2), num_particles=20, num_evaluations=1024, max_refinement_steps=100, progress=False)
 print(json.dumps([found.expectation(lambda x: x)[0].tolist(), float(found.weights.sum())]))
 """
 
 
 def test_a_fit_is_the_same_with_and_without_optimisation(gaussian_fit, request):
-    keep = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "JAX_DISABLE_MOST_OPTIMIZATIONS")}
-    out = subprocess.run([sys.executable, "-c", FIT], env=keep, cwd=request.config.rootpath, capture_output=True, text=True, timeout=300)
+    keep = {
+        name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "JAX_DISABLE_MOST_OPTIMIZATIONS")
+    }
+    out = subprocess.run(
+        [sys.executable, "-c", FIT], env=keep, cwd=request.config.rootpath, capture_output=True, text=True, timeout=300
+    )
     assert out.returncode == 0, out.stderr
     mean, total = json.loads(out.stdout)
     # the target's standard deviations are 1 and 0.5, and 20 particles are within 1e-2 of its mean

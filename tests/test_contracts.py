@@ -1,44 +1,82 @@
 """Every kernel, embedding, step rule and oracle keeps the contract of its noun."""
+
 import dataclasses
 import jax, jax.numpy as jnp, numpy as np, pytest
 
-from mmdfw.cache import cached_oracle
-from mmdfw.checks import assert_close
-from mmdfw.contracts import ask, check_embedding, check_kernel, check_oracle, check_step_rule, example_particles, example_problem, example_system, pair_value
-from mmdfw.embedding import ParticleEmbedding, SteinEmbedding, exact_embedding, reference_embedding
-from mmdfw.frank_wolfe import Components, init
-from mmdfw.kernel import IMQ, RBF, InverseLog, ScoreIMQ, Stein, random_fourier
-from mmdfw.lazy import LazyOracle
-from mmdfw.mixture import gaussian_mixture
-from mmdfw.oracle import GradientOracle, GridOracle, NearParticles, NearPoint, PriorStarts, Problem, lmo_value, pool_starts
-from mmdfw.quadrature import Quadrature
-from mmdfw.step import BlendedPairwise, ConstantStep, DecayEarly, GreedyHerding, LineSearch, OpenLoop
+from mmdfw.oracles._cache import cached_oracle
+from mmdfw._checks import assert_close
+from mmdfw.contracts import (
+    ask,
+    check_embedding,
+    check_kernel,
+    check_oracle,
+    check_step_rule,
+    example_particles,
+    example_problem,
+    example_system,
+    pair_value,
+)
+from mmdfw.embeddings._embedding import ParticleEmbedding, SteinEmbedding, exact_embedding, reference_embedding
+from mmdfw._loop import Components, init
+from mmdfw.kernels._kernel import IMQ, RBF, InverseLog, ScoreIMQ, Stein, random_fourier
+from mmdfw.oracles._lazy import LazyOracle
+from mmdfw._mixture import gaussian_mixture
+from mmdfw.oracles._oracle import (
+    GradientOracle,
+    GridOracle,
+    NearParticles,
+    NearPoint,
+    PriorStarts,
+    Problem,
+    lmo_value,
+    pool_starts,
+)
+from mmdfw.steps._quadrature import Quadrature
+from mmdfw.steps._step import BlendedPairwise, ConstantStep, DecayEarly, GreedyHerding, LineSearch, OpenLoop
 
 
-def logdensity(x): return -0.5 * jnp.sum(x**2) - 0.1 * jnp.sum(x**4) + 0.3 * jnp.sin(x[0] * x[1])
-def score(x): return jax.grad(logdensity)(x)
+def logdensity(x):
+    return -0.5 * jnp.sum(x**2) - 0.1 * jnp.sum(x**4) + 0.3 * jnp.sin(x[0] * x[1])
 
 
-def ard(dtype): return jnp.array([0.7, 1.0, 1.6], dtype)
+def score(x):
+    return jax.grad(logdensity)(x)
+
+
+def ard(dtype):
+    return jnp.array([0.7, 1.0, 1.6], dtype)
 
 
 BASES = {
-    "rbf": lambda t: RBF(0.8), "rbf ard": lambda t: RBF(ard(t)),
-    "imq": lambda t: IMQ(0.8, 1.2, -0.3), "imq ard": lambda t: IMQ(ard(t)),
-    "inverse log": lambda t: InverseLog(0.8, 1.5), "inverse log ard": lambda t: InverseLog(ard(t)),
-    "score imq": lambda t: ScoreIMQ(score, 0.8), "score imq ard": lambda t: ScoreIMQ(score, ard(t)),
-    "fourier": lambda t: random_fourier(jax.random.key(7), 40, 3, 0.8), "fourier ard": lambda t: random_fourier(jax.random.key(7), 40, 3, ard(t)),
+    "rbf": lambda t: RBF(0.8),
+    "rbf ard": lambda t: RBF(ard(t)),
+    "imq": lambda t: IMQ(0.8, 1.2, -0.3),
+    "imq ard": lambda t: IMQ(ard(t)),
+    "inverse log": lambda t: InverseLog(0.8, 1.5),
+    "inverse log ard": lambda t: InverseLog(ard(t)),
+    "score imq": lambda t: ScoreIMQ(score, 0.8),
+    "score imq ard": lambda t: ScoreIMQ(score, ard(t)),
+    "fourier": lambda t: random_fourier(jax.random.key(7), 40, 3, 0.8),
+    "fourier ard": lambda t: random_fourier(jax.random.key(7), 40, 3, ard(t)),
 }
 KERNELS = BASES | {f"stein over {name}": (lambda t, make=make: Stein(make(t), score)) for name, make in BASES.items()}
 
 
 @pytest.fixture(params=list(KERNELS))
-def make_kernel(request): return KERNELS[request.param]
+def make_kernel(request):
+    return KERNELS[request.param]
 
 
-def points(dtype, seed=0, num=6): return jnp.asarray(np.random.default_rng(seed).normal(size=(num, 3)), dtype)
-def tolerance(dtype): return 2e-5 if dtype == jnp.float32 else 1e-11
-def by_pairs(f, x, y): return jax.jit(jax.vmap(jax.vmap(f, (None, 0)), (0, None)))(x, y)
+def points(dtype, seed=0, num=6):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=(num, 3)), dtype)
+
+
+def tolerance(dtype):
+    return 2e-5 if dtype == jnp.float32 else 1e-11
+
+
+def by_pairs(f, x, y):
+    return jax.jit(jax.vmap(jax.vmap(f, (None, 0)), (0, None)))(x, y)
 
 
 def stein_value(kernel, x, y):
@@ -56,12 +94,16 @@ def test_kernel(make_kernel):
 
 def test_kernel_takes_features_once(make_kernel):
     "After `features`, the target is not looked at again: a score that raises does no harm."
-    def forbidden(_): raise AssertionError("the score was taken again")
+
+    def forbidden(_):
+        raise AssertionError("the score was taken again")
+
     kernel, x = make_kernel(jnp.float32), points(jnp.float32)
     features = jax.jit(lambda k, x: k.features(x))(kernel, x)
     assert {leaf.shape[0] for leaf in jax.tree.leaves(features)} == {6}
     blind = dataclasses.replace(kernel, score_fn=forbidden) if hasattr(kernel, "score_fn") else kernel
-    if isinstance(getattr(blind, "base", None), ScoreIMQ): blind = dataclasses.replace(blind, base=dataclasses.replace(blind.base, score_fn=forbidden))
+    if isinstance(getattr(blind, "base", None), ScoreIMQ):
+        blind = dataclasses.replace(blind, base=dataclasses.replace(blind.base, score_fn=forbidden))
     jax.eval_shape(lambda f: (blind.gram(f, f), blind.diagonal(f)), features)
     assert kernel.evaluations_per_point == (1 if hasattr(kernel, "score_fn") else 0)
 
@@ -84,8 +126,13 @@ def test_squared_distances_keep_their_digits_far_from_the_origin():
 
 # Embeddings -----------------------------------------------------------------------------------------------------------
 
+
 def mixture(dtype):
-    return gaussian_mixture(jnp.array([[0.0, 0.0], [1.5, -1.0]], dtype), covariances=[[[0.4, 0.1], [0.1, 0.3]], [[0.2, 0.0], [0.0, 0.5]]], weights=[0.4, 0.6])
+    return gaussian_mixture(
+        jnp.array([[0.0, 0.0], [1.5, -1.0]], dtype),
+        covariances=[[[0.4, 0.1], [0.1, 0.3]], [[0.2, 0.0], [0.0, 0.5]]],
+        weights=[0.4, 0.6],
+    )
 
 
 def grid(dtype, side=90, reach=6.0):
@@ -161,13 +208,20 @@ def test_stein_mean_is_zero(base, x64):
 def test_particle_embedding(own_term, dtype):
     target = mixture(dtype)
     kernel, x = RBF(0.7), jnp.asarray(np.random.default_rng(5).normal(size=(4, 2)), dtype)
-    embedding, y = ParticleEmbedding(kernel, target.score, own_term), jnp.asarray(np.random.default_rng(6).normal(size=(9, 2)), dtype)
+    embedding, y = (
+        ParticleEmbedding(kernel, target.score, own_term),
+        jnp.asarray(np.random.default_rng(6).normal(size=(9, 2)), dtype),
+    )
     plain, padded = example_particles(embedding, kernel, y), example_particles(embedding, kernel, y, padding=5)
     check_embedding(embedding, y)
     assert not embedding.fixed and np.isnan(embedding.double_integral)
     assert_close(embedding.mean(x, padded), jnp.mean(by_pairs(kernel, x, y), 1), rtol=tolerance(dtype))
     k, s_y, s_x = by_pairs(kernel, x, y), jax.vmap(target.score)(y), jax.vmap(target.score)(x)
-    expected = {"left out": k @ s_y / 9, "included": (k @ s_y + s_x) / 10, "alone": (k.sum(1, keepdims=True) + 1) * s_x / 10}[own_term]
+    expected = {
+        "left out": k @ s_y / 9,
+        "included": (k @ s_y + s_x) / 10,
+        "alone": (k.sum(1, keepdims=True) + 1) * s_x / 10,
+    }[own_term]
     got = embedding.mean_gradient(x, padded)
     assert got.dtype == dtype
     assert_close(got, expected, rtol=tolerance(dtype), atol=tolerance(dtype))
@@ -188,21 +242,34 @@ def test_particle_gradient_has_the_sign_of_the_true_one(x64):
 # Step rules -----------------------------------------------------------------------------------------------------------
 
 RULES = {
-    "constant": ConstantStep(), "open loop": OpenLoop(2.0), "line search": LineSearch(), "inexact line search": LineSearch(0.5),
-    "free": Quadrature(), "sum to one": Quadrature("sum_to_one"), "simplex": Quadrature("simplex"),
-    "decayed constant": DecayEarly(ConstantStep(), 2, 0.5), "decayed sum to one": DecayEarly(Quadrature("sum_to_one"), 1, 0.9),
-    "blended pairwise": BlendedPairwise(), "greedy herding": GreedyHerding(),
+    "constant": ConstantStep(),
+    "open loop": OpenLoop(2.0),
+    "line search": LineSearch(),
+    "inexact line search": LineSearch(0.5),
+    "free": Quadrature(),
+    "sum to one": Quadrature("sum_to_one"),
+    "simplex": Quadrature("simplex"),
+    "decayed constant": DecayEarly(ConstantStep(), 2, 0.5),
+    "decayed sum to one": DecayEarly(Quadrature("sum_to_one"), 1, 0.9),
+    "blended pairwise": BlendedPairwise(),
+    "greedy herding": GreedyHerding(),
 }
 
 
 @pytest.mark.parametrize("name", list(RULES))
 def test_step_rule(name):
-    check_step_rule(RULES[name], sum_to_one=name not in ("free", "greedy herding"), nonnegative=name not in ("free", "sum to one", "decayed sum to one"))
+    check_step_rule(
+        RULES[name],
+        sum_to_one=name not in ("free", "greedy herding"),
+        nonnegative=name not in ("free", "sum to one", "decayed sum to one"),
+    )
 
 
 @pytest.mark.parametrize("count, before", [(1, 0), (5, 4)])
 def test_constant_steps_give_equal_weights(count, before, dtype):
-    assert_close(ConstantStep()(example_system(count, before, 6, dtype))[0][:count], np.full(count, 1 / count), rtol=1e-6)
+    assert_close(
+        ConstantStep()(example_system(count, before, 6, dtype))[0][:count], np.full(count, 1 / count), rtol=1e-6
+    )
 
 
 def test_each_rule_minimises_over_its_own_set(x64):
@@ -231,6 +298,7 @@ def test_line_search_is_the_minimum_along_the_segment(x64):
 
 # Oracles --------------------------------------------------------------------------------------------------------------
 
+
 def pool_problem(kernel, embedding, dtype):
     positions = jnp.array([[0.0, 0.0], [1.0, -1.0]], dtype)
     state = jax.jit(lambda x: init(Components(kernel, embedding, None, ConstantStep()), x, 8))(positions)
@@ -245,25 +313,39 @@ STARTS = {
 }
 
 
-@pytest.mark.parametrize("starts, batch_size, precision", [
-    ("pool", 1, "float32"), ("pool", 1, "float64"), ("pool", 3, "float32"), ("near particles", 1, "float32"), ("near point", 3, "float64"), ("prior", 1, "float32")])
+@pytest.mark.parametrize(
+    "starts, batch_size, precision",
+    [
+        ("pool", 1, "float32"),
+        ("pool", 1, "float64"),
+        ("pool", 3, "float32"),
+        ("near particles", 1, "float32"),
+        ("near point", 3, "float64"),
+        ("prior", 1, "float32"),
+    ],
+)
 def test_gradient_oracle(starts, batch_size, precision):
-    with jax.enable_x64(precision == "float64"): check_gradient_oracle(starts, batch_size, jnp.dtype(precision))
+    with jax.enable_x64(precision == "float64"):
+        check_gradient_oracle(starts, batch_size, jnp.dtype(precision))
 
 
 def check_gradient_oracle(starts, batch_size, dtype):
     "The contract, no target evaluations, and an answer never worse than its starts."
     embedding = exact_embedding(RBF(0.7), mixture(dtype))
-    oracle = GradientOracle(STARTS[starts](dtype, embedding), num_steps=10, num_starts=4, batch_size=batch_size, scale=0.7)
+    oracle = GradientOracle(
+        STARTS[starts](dtype, embedding), num_steps=10, num_starts=4, batch_size=batch_size, scale=0.7
+    )
     problem, key = pool_problem(embedding.kernel, embedding, dtype), jax.random.key(11)
     check_oracle(oracle, problem, key)
     answer = ask(oracle, key, problem)
     assert bool(jnp.all(answer.valid)) and int(answer.evaluations) == 0 and int(answer.rejected) == 0
     first = oracle.starts(key, problem, 4 * batch_size).reshape(4, batch_size, 2)
+
     @jax.jit
     def cost(points):
         gram = problem.kernel.matrix(points, points)
         return jnp.sum(lmo_value(problem, points)) + (jnp.sum(gram) - jnp.trace(gram)) / 2 / (2 + batch_size)
+
     assert float(cost(answer.points)) <= min(float(cost(x)) for x in first) + 1e-6
 
 
@@ -281,7 +363,12 @@ def test_oracle_rejects_starts_that_are_not_finite():
     half = PriorStarts(lambda key: jnp.where(jax.random.bernoulli(key), jnp.nan, 0.5) * jnp.ones(2))
     answer = ask(GradientOracle(half, num_steps=3, num_starts=8), key, problem)
     bad = int(jnp.sum(jnp.isnan(half(key, problem, 8)[:, 0])))
-    assert 0 < bad < 8 and int(answer.rejected) == bad and bool(answer.valid[0]) and bool(jnp.all(jnp.isfinite(answer.points)))
+    assert (
+        0 < bad < 8
+        and int(answer.rejected) == bad
+        and bool(answer.valid[0])
+        and bool(jnp.all(jnp.isfinite(answer.points)))
+    )
     none = ask(GradientOracle(PriorStarts(lambda key: jnp.full(2, jnp.nan)), num_steps=3), key, problem)
     assert not bool(none.valid[0]) and int(none.rejected) == 4
 

@@ -1,11 +1,12 @@
 """The headline, small: 50 particles on the eleven Gaussians, judged by the exact embedding in float64."""
+
 import jax, jax.numpy as jnp, pytest
 
-from mmdfw.embedding import exact_embedding
-from mmdfw.fitting import fit
-from mmdfw.kernel import RBF
-from mmdfw.mixture import eleven_gaussians
-from mmdfw.mmd import mmd2_from_parts
+from mmdfw.embeddings._embedding import exact_embedding
+from mmdfw._fit import fit
+from mmdfw.kernels._kernel import RBF
+from mmdfw._mixture import eleven_gaussians
+from mmdfw._mmd import mmd2_from_parts
 
 N = 50
 
@@ -25,19 +26,28 @@ def headline():
         ceiling = fit(key, target.logdensity, jnp.zeros(2), embedding=embedding, num_particles=N)
         uniform = jnp.full(N, 1 / N)
         draws = [exact_mmd2(embedding, target.sample(k, N), uniform) for k in jax.random.split(key, 20)]
-        return dict(ours=exact_mmd2(embedding, ours.positions, ours.weights), ceiling=exact_mmd2(embedding, ceiling.positions, ceiling.weights),
-                    draws=sum(draws) / 20, evaluations=ours.evaluations, expected_draws=float(1 - embedding.double_integral) / N,
-                    stated=ceiling.discrepancy, greedy=ceiling.history.discrepancy[-1], count=len(ours))
+        return dict(
+            ours=exact_mmd2(embedding, ours.positions, ours.weights),
+            ceiling=exact_mmd2(embedding, ceiling.positions, ceiling.weights),
+            draws=sum(draws) / 20,
+            evaluations=ours.evaluations,
+            expected_draws=float(1 - embedding.double_integral) / N,
+            stated=ceiling.discrepancy,
+            greedy=ceiling.history.discrepancy[-1],
+            count=len(ours),
+        )
 
 
 def test_mmd2_of_the_fit(headline):
     assert headline["count"] == N and headline["ours"] < 4e-5
 
 
-def test_few_evaluations(headline): assert headline["evaluations"] <= 5000
+def test_few_evaluations(headline):
+    assert headline["evaluations"] <= 5000
 
 
-def test_near_the_ceiling(headline): assert headline["ours"] <= 2.5 * headline["ceiling"]
+def test_near_the_ceiling(headline):
+    assert headline["ours"] <= 2.5 * headline["ceiling"]
 
 
 def test_independent_draws_are_far_worse(headline):

@@ -1,15 +1,16 @@
 """The nearest Gaussian: alone, as an embedding, and as coordinates of a sampler."""
+
 import warnings
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from mmdfw.checks import assert_close
-from mmdfw.fitting import fit
-from mmdfw.gaussian import gaussian_approximation, nearest_gaussian
-from mmdfw.kernel import IMQ
-from mmdfw.samplers import nuts
+from mmdfw._checks import assert_close
+from mmdfw._fit import fit
+from mmdfw.embeddings._gaussian import gaussian_approximation, nearest_gaussian
+from mmdfw.kernels._kernel import IMQ
+from mmdfw.samplers._chains import nuts
 
 MEAN, ROOT = np.array([1.0, -1.0, 0.5]), np.array([[1.0, 0, 0], [0.8, 0.4, 0], [0.0, 2.0, 3.0]])
 START = {"a": jnp.zeros(2), "b": jnp.zeros(())}
@@ -20,7 +21,8 @@ def bell(p):
     return -0.5 * z @ z
 
 
-def like(dtype): return jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), START)
+def like(dtype):
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), START)
 
 
 def test_a_gaussian_is_its_own_nearest(dtype):
@@ -36,7 +38,9 @@ def test_scale_and_place_do_not_matter():
     skewed = lambda u: jnp.sum(u - jnp.exp(u))
     with jax.enable_x64(True):
         plain = nearest_gaussian(jax.random.key(1), skewed, jnp.zeros(2), num_steps=50)
-        far = nearest_gaussian(jax.random.key(1), lambda x: skewed((x - 1e3) / 1e4), jnp.full(2, 1e3), 1e4 * jnp.eye(2), num_steps=50)
+        far = nearest_gaussian(
+            jax.random.key(1), lambda x: skewed((x - 1e3) / 1e4), jnp.full(2, 1e3), 1e4 * jnp.eye(2), num_steps=50
+        )
         assert_close(far.mean, 1e3 + 1e4 * plain.mean, rtol=1e-9)
         assert_close(far.root, 1e4 * plain.root, rtol=1e-9, atol=1e-9)
 
@@ -52,10 +56,16 @@ def by_name():
     "One small fit for each of the two embeddings."
     with jax.enable_x64(False), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return {name: fit(jax.random.key(3), bell, START, num_particles=8, embedding=name, max_refinement_steps=50) for name in ("gaussian", "nuts")}
+        return {
+            name: fit(jax.random.key(3), bell, START, num_particles=8, embedding=name, max_refinement_steps=50)
+            for name in ("gaussian", "nuts")
+        }
 
 
-@pytest.mark.parametrize("name, words", [("gaussian", "the nearest Gaussian, 512 draws of it worth 512"), ("nuts", "4000 draws of NUTS worth")])
+@pytest.mark.parametrize(
+    "name, words",
+    [("gaussian", "the nearest Gaussian, 512 draws of it worth 512"), ("nuts", "4000 draws of NUTS worth")],
+)
 def test_embedding(by_name, name, words):
     result = by_name[name]
     assert words in result.embedding_name and len(result) == 8
@@ -72,7 +82,9 @@ def test_more_particles_later(by_name):
 def test_kernel_without_a_closed_form():
     result = fit(jax.random.key(4), bell, START, num_particles=4, embedding="gaussian", kernel=IMQ(2.0), refine=False)
     assert "nearest Gaussian" in result.embedding_name and isinstance(result.parts.kernel, IMQ)
-    assert np.isnan(result.expectation(lambda p: p["b"]).sd), "nobody knows the Gaussian's own error, whatever the kernel"
+    assert np.isnan(result.expectation(lambda p: p["b"]).sd), (
+        "nobody knows the Gaussian's own error, whatever the kernel"
+    )
 
 
 def test_tens_of_dimensions_by_default():
@@ -82,5 +94,8 @@ def test_tens_of_dimensions_by_default():
 
 def test_a_progress_bar_changes_nothing(capsys):
     near = gaussian_approximation(jax.random.key(6), bell, START, num_steps=50)
-    runs = [nuts(jax.random.key(7), bell, START, 30, 2, 20, gaussian=near, progress=progress).positions for progress in (False, True)]
+    runs = [
+        nuts(jax.random.key(7), bell, START, 30, 2, 20, gaussian=near, progress=progress).positions
+        for progress in (False, True)
+    ]
     assert np.array_equal(*runs) and "NUTS" in capsys.readouterr().err

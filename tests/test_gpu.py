@@ -1,23 +1,31 @@
 """The whole step lowers for CUDA: no callback, no float64. Lowering needs no GPU, so this runs anywhere."""
+
 import re
 import jax, jax.numpy as jnp, numpy as np, pytest
 from jax import export
 
-from mmdfw.embedding import ParticleEmbedding, SteinEmbedding, exact_embedding, reference_embedding
-from mmdfw.frank_wolfe import Components, init, step
-from mmdfw.kernel import IMQ, RBF, InverseLog, ScoreIMQ, Stein, random_fourier
-from mmdfw.mixture import gaussian_mixture
-from mmdfw.oracle import GradientOracle, NearParticles, pool_starts
-from mmdfw.quadrature import Quadrature
-from mmdfw.refinement import Walk, make_optimizer, refinement_objective, walk
-from mmdfw.step import ConstantStep, LineSearch
+from mmdfw.embeddings._embedding import ParticleEmbedding, SteinEmbedding, exact_embedding, reference_embedding
+from mmdfw._loop import Components, init, step
+from mmdfw.kernels._kernel import IMQ, RBF, InverseLog, ScoreIMQ, Stein, random_fourier
+from mmdfw._mixture import gaussian_mixture
+from mmdfw.oracles._oracle import GradientOracle, NearParticles, pool_starts
+from mmdfw.steps._quadrature import Quadrature
+from mmdfw._refinement import Walk, make_optimizer, refinement_objective, walk
+from mmdfw.steps._step import ConstantStep, LineSearch
 
 PLATFORMS = [["cuda"], ["cpu", "cuda"]]
 
 
-def target(): return gaussian_mixture(jnp.array([[0.0, 0.0], [2.0, 1.0]], jnp.float32), sd=0.5)
-def score(x): return jax.grad(lambda x: -0.5 * jnp.sum(x**2) - 0.1 * jnp.sum(x**4))(x)
-def points(num=6): return jnp.asarray(np.random.default_rng(0).normal(size=(num, 2)), jnp.float32)
+def target():
+    return gaussian_mixture(jnp.array([[0.0, 0.0], [2.0, 1.0]], jnp.float32), sd=0.5)
+
+
+def score(x):
+    return jax.grad(lambda x: -0.5 * jnp.sum(x**2) - 0.1 * jnp.sum(x**4))(x)
+
+
+def points(num=6):
+    return jnp.asarray(np.random.default_rng(0).normal(size=(num, 2)), jnp.float32)
 
 
 def lowered(f, args, platforms):
@@ -37,15 +45,23 @@ def assert_sound(text):
 def exact(rule, batch_size=1):
     embedding = exact_embedding(RBF(0.7), target())
     starts = pool_starts(embedding, embedding.kernel, points(16))
-    return Components(embedding.kernel, embedding, GradientOracle(starts, num_steps=3, num_starts=5, batch_size=batch_size, scale=0.7), rule)
+    return Components(
+        embedding.kernel,
+        embedding,
+        GradientOracle(starts, num_steps=3, num_starts=5, batch_size=batch_size, scale=0.7),
+        rule,
+    )
 
 
-def around_particles(kernel, embedding, rule): return Components(kernel, embedding, GradientOracle(NearParticles(0.5), num_steps=3, num_starts=5), rule)
+def around_particles(kernel, embedding, rule):
+    return Components(kernel, embedding, GradientOracle(NearParticles(0.5), num_steps=3, num_starts=5), rule)
 
 
 PARTS = {
-    "exact, free": lambda: exact(Quadrature()), "exact, sum to one": lambda: exact(Quadrature("sum_to_one")),
-    "exact, simplex": lambda: exact(Quadrature("simplex")), "exact, line search": lambda: exact(LineSearch()),
+    "exact, free": lambda: exact(Quadrature()),
+    "exact, sum to one": lambda: exact(Quadrature("sum_to_one")),
+    "exact, simplex": lambda: exact(Quadrature("simplex")),
+    "exact, line search": lambda: exact(LineSearch()),
     "exact, batch": lambda: exact(Quadrature(), 3),
     "reference": lambda: around_particles(IMQ(0.7), reference_embedding(IMQ(0.7), points(20)), Quadrature()),
     "particles": lambda: around_particles(RBF(0.7), ParticleEmbedding(RBF(0.7), score, "alone"), ConstantStep()),
@@ -55,7 +71,8 @@ PARTS = {
 
 @pytest.fixture(autouse=True)
 def single_precision():
-    with jax.enable_x64(False): yield
+    with jax.enable_x64(False):
+        yield
 
 
 def step_text(name, platforms):
@@ -68,7 +85,8 @@ def step_text(name, platforms):
 
 @pytest.mark.parametrize("platforms", PLATFORMS, ids="+".join)
 @pytest.mark.parametrize("name", list(PARTS))
-def test_step(name, platforms): assert_sound(step_text(name, platforms))
+def test_step(name, platforms):
+    assert_sound(step_text(name, platforms))
 
 
 @pytest.mark.parametrize("platforms", PLATFORMS, ids="+".join)
@@ -79,16 +97,32 @@ def test_init(name, platforms):
 
 
 @pytest.mark.parametrize("platforms", PLATFORMS, ids="+".join)
-@pytest.mark.parametrize("rule", [Quadrature(), Quadrature("simplex"), ConstantStep()], ids=["free", "simplex", "constant"])
+@pytest.mark.parametrize(
+    "rule", [Quadrature(), Quadrature("simplex"), ConstantStep()], ids=["free", "simplex", "constant"]
+)
 def test_refinement(rule, platforms):
     kernel, embedding, x = RBF(0.7), exact_embedding(RBF(0.7), target()), points()
     weights, memory = jnp.full(6, 1 / 6, jnp.float32), make_optimizer().init(x)
     start = Walk(x, memory, x, jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32))
-    assert_sound(lowered(lambda state: walk(kernel, embedding, rule, weights, 0.7, state, num_steps=3), (start,), platforms))
-    assert_sound(lowered(lambda x: jax.value_and_grad(lambda x: refinement_objective(kernel, embedding, x, rule, weights))(x), (x,), platforms))
+    assert_sound(
+        lowered(lambda state: walk(kernel, embedding, rule, weights, 0.7, state, num_steps=3), (start,), platforms)
+    )
+    assert_sound(
+        lowered(
+            lambda x: jax.value_and_grad(lambda x: refinement_objective(kernel, embedding, x, rule, weights))(x),
+            (x,),
+            platforms,
+        )
+    )
 
 
-BASES = {"rbf": RBF(0.7), "imq": IMQ(0.7), "inverse log": InverseLog(0.7), "score imq": ScoreIMQ(score, 0.7), "fourier": random_fourier}
+BASES = {
+    "rbf": RBF(0.7),
+    "imq": IMQ(0.7),
+    "inverse log": InverseLog(0.7),
+    "score imq": ScoreIMQ(score, 0.7),
+    "fourier": random_fourier,
+}
 
 
 @pytest.mark.parametrize("platforms", PLATFORMS, ids="+".join)
@@ -97,4 +131,8 @@ BASES = {"rbf": RBF(0.7), "imq": IMQ(0.7), "inverse log": InverseLog(0.7), "scor
 def test_kernels(name, over_stein, platforms):
     base = random_fourier(jax.random.key(0), 16, 2) if name == "fourier" else BASES[name]
     kernel = Stein(base, score) if over_stein else base
-    assert_sound(lowered(lambda x: (kernel.matrix(x, x), jax.grad(lambda x: jnp.sum(kernel.matrix(x, x)))(x)), (points(),), platforms))
+    assert_sound(
+        lowered(
+            lambda x: (kernel.matrix(x, x), jax.grad(lambda x: jnp.sum(kernel.matrix(x, x)))(x)), (points(),), platforms
+        )
+    )

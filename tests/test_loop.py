@@ -1,25 +1,31 @@
 """The loop: BlackJAX's runner, `fit`, going on, repeating, refining, compiling, counting, telling and stopping."""
+
 import collections
 import blackjax, jax, jax.numpy as jnp, numpy as np, pytest
 from conftest import gaussian
 
-import mmdfw.fitting as fitting
-from mmdfw.checks import assert_close
-from mmdfw.cloud import importance_cloud
-from mmdfw.embedding import ParticleEmbedding, SteinEmbedding, exact_embedding
-from mmdfw.fitting import fit
-from mmdfw.frank_wolfe import frank_wolfe
-from mmdfw.kernel import IMQ, RBF, Stein
-from mmdfw.mixture import eleven_gaussians, gaussian_mixture
-from mmdfw.mmd import mmd2_from_parts
-from mmdfw.oracle import GradientOracle, GridOracle, NearParticles, pool_starts
-from mmdfw.quadrature import Quadrature
-from mmdfw.refinement import refine, weigh
-from mmdfw.step import ConstantStep, DecayEarly, LineSearch, OpenLoop
+import mmdfw._fit as fitting
+from mmdfw._checks import assert_close
+from mmdfw.embeddings._cloud import importance_cloud
+from mmdfw.embeddings._embedding import ParticleEmbedding, SteinEmbedding, exact_embedding
+from mmdfw._fit import fit
+from mmdfw._loop import frank_wolfe
+from mmdfw.kernels._kernel import IMQ, RBF, Stein
+from mmdfw._mixture import eleven_gaussians, gaussian_mixture
+from mmdfw._mmd import mmd2_from_parts
+from mmdfw.oracles._oracle import GradientOracle, GridOracle, NearParticles, pool_starts
+from mmdfw.steps._quadrature import Quadrature
+from mmdfw._refinement import refine, weigh
+from mmdfw.steps._step import ConstantStep, DecayEarly, LineSearch, OpenLoop
 
 RULES = {
-    "constant": ConstantStep(), "open loop": OpenLoop(2.0), "line search": LineSearch(), "decay early": DecayEarly(ConstantStep(), 1, 0.9),
-    "free": Quadrature(), "sum to one": Quadrature("sum_to_one"), "simplex": Quadrature("simplex"),
+    "constant": ConstantStep(),
+    "open loop": OpenLoop(2.0),
+    "line search": LineSearch(),
+    "decay early": DecayEarly(ConstantStep(), 1, 0.9),
+    "free": Quadrature(),
+    "sum to one": Quadrature("sum_to_one"),
+    "simplex": Quadrature("simplex"),
 }
 SMALL = dict(num_evaluations=1024, max_refinement_steps=50)  # of a fit
 
@@ -29,20 +35,35 @@ def exact_loop(rule, capacity=16):
     target = eleven_gaussians()
     embedding = exact_embedding(RBF(0.5), target)
     pool = target.sample(jax.random.key(9), 64)
-    return frank_wolfe(RBF(0.5), embedding, GradientOracle(pool_starts(embedding, RBF(0.5), pool), num_steps=5, num_starts=2, scale=0.5), rule, capacity)
+    return frank_wolfe(
+        RBF(0.5),
+        embedding,
+        GradientOracle(pool_starts(embedding, RBF(0.5), pool), num_steps=5, num_starts=2, scale=0.5),
+        rule,
+        capacity,
+    )
 
 
 @pytest.mark.parametrize("name", list(RULES))
 def test_blackjax_runs_every_rule(name):
     loop = exact_loop(RULES[name])
     final, (states, infos) = blackjax.util.run_inference_algorithm(
-        jax.random.key(0), loop, 10, initial_position=jnp.zeros(2), transform=lambda state, info: (state.particles.weights, info))
+        jax.random.key(0),
+        loop,
+        10,
+        initial_position=jnp.zeros(2),
+        transform=lambda state, info: (state.particles.weights, info),
+    )
     assert np.array_equal(infos.count, np.arange(2, 12)) and bool(jnp.all(infos.accepted))
     assert bool(jnp.all(jnp.isfinite(states))) and bool(jnp.all(states[:, 11:] == 0))
     embedding, n = exact_embedding(RBF(0.5), eleven_gaussians()), 11
     x, w = np.asarray(final.particles.position, float)[:n], np.asarray(final.particles.weights, float)[:n]
     gram = np.exp(-0.5 * np.sum((x[:, None] - x) ** 2, -1) / 0.25)
-    by_hand = w @ gram @ w - 2 * w @ np.asarray(embedding.mean(jnp.asarray(x, jnp.float32)), float) + float(embedding.double_integral)
+    by_hand = (
+        w @ gram @ w
+        - 2 * w @ np.asarray(embedding.mean(jnp.asarray(x, jnp.float32)), float)
+        + float(embedding.double_integral)
+    )
     assert_close(infos.discrepancy[-1], by_hand, rtol=1e-4, atol=1e-6)
     assert np.all(np.isfinite(infos.gap)) and np.all((infos.delta >= 0) & (infos.delta <= 1))
     assert infos.discrepancy[-1] < infos.discrepancy[0]
@@ -50,31 +71,53 @@ def test_blackjax_runs_every_rule(name):
 
 def test_a_full_state_stays_as_it_is():
     final, infos = blackjax.util.run_inference_algorithm(
-        jax.random.key(0), exact_loop(Quadrature(), capacity=4), 6, initial_position=jnp.zeros(2), transform=lambda state, info: info)
+        jax.random.key(0),
+        exact_loop(Quadrature(), capacity=4),
+        6,
+        initial_position=jnp.zeros(2),
+        transform=lambda state, info: info,
+    )
     assert np.array_equal(infos.count, [2, 3, 4, 4, 4, 4]) and np.array_equal(infos.accepted, [True] * 3 + [False] * 3)
 
 
 def test_the_duality_gap_is_a_certificate(x64):
     "With an oracle that is exact up to a fine mesh, the gap before a step is no smaller than the MMD^2 there: p itself is among the atoms' mixtures."
     target = eleven_gaussians()
-    loop = frank_wolfe(RBF(0.5), exact_embedding(RBF(0.5), target), GridOracle([(-3.5, 3.5)] * 2, num_per_side=71), LineSearch(), capacity=16)
-    _, infos = blackjax.util.run_inference_algorithm(jax.random.key(0), loop, 12, initial_position=jnp.zeros(2), transform=lambda state, info: info)
+    loop = frank_wolfe(
+        RBF(0.5),
+        exact_embedding(RBF(0.5), target),
+        GridOracle([(-3.5, 3.5)] * 2, num_per_side=71),
+        LineSearch(),
+        capacity=16,
+    )
+    _, infos = blackjax.util.run_inference_algorithm(
+        jax.random.key(0), loop, 12, initial_position=jnp.zeros(2), transform=lambda state, info: info
+    )
     assert bool(jnp.all(infos.gap[1:] >= infos.discrepancy[:-1])) and bool(jnp.all(infos.gap[1:] > 0))
     assert bool(jnp.all(jnp.diff(infos.discrepancy) <= 1e-12)), "line search never raises the error"
 
 
 # fit ------------------------------------------------------------------------------------------------------------------
 
+
 @pytest.fixture(scope="module")
 def fits():
     "Fits of 50, of 20, of 20 and then 30 more, and of 20 with another key."
     with jax.enable_x64(False):
         run = lambda seed, n: fit(jax.random.key(seed), gaussian, jnp.zeros(2), num_particles=n, **SMALL)  # noqa: E731
-        return {"50": run(0, 50), "20": run(0, 20), "20 again": run(0, 20), "20, other key": run(1, 20), "20 + 30": run(0, 20).add(30)}
+        return {
+            "50": run(0, 50),
+            "20": run(0, 20),
+            "20 again": run(0, 20),
+            "20, other key": run(1, 20),
+            "20 + 30": run(0, 20).add(30),
+        }
 
 
 def same(a, b):
-    return all(np.array_equal(x, y, equal_nan=True) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+    return all(
+        np.array_equal(x, y, equal_nan=True) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    )
 
 
 def test_going_on_is_the_same_as_asking_at_once(fits):
@@ -112,10 +155,15 @@ def test_refinement_helps(fits):
 
 def test_pytree_is_the_vector_in_other_clothes(fits):
     "A dict with a scalar and an array leaf gives the vector's particles, bit for bit."
-    def dressed(p): return gaussian(jnp.concatenate([p["a"][None], p["b"]]))
+
+    def dressed(p):
+        return gaussian(jnp.concatenate([p["a"][None], p["b"]]))
+
     tree = fit(jax.random.key(0), dressed, dict(b=jnp.zeros(1), a=jnp.zeros(())), num_particles=20, **SMALL)
     assert tree.particles["a"].shape == (20,) and tree.particles["b"].shape == (20, 1)
-    assert np.array_equal(tree.particles["a"], tree.positions[:, 0]) and np.array_equal(tree.particles["b"], tree.positions[:, 1:])
+    assert np.array_equal(tree.particles["a"], tree.positions[:, 0]) and np.array_equal(
+        tree.particles["b"], tree.positions[:, 1:]
+    )
     assert np.array_equal(tree.positions, fits["20"].positions) and np.array_equal(tree.weights, fits["20"].weights)
     mean = tree.expectation(lambda p: p["a"])
     assert_close(mean.mean, fits["20"].expectation(lambda x: x[0]).mean, rtol=1e-5)
@@ -126,7 +174,14 @@ def test_pytree_is_the_vector_in_other_clothes(fits):
 def test_expectations_of_polynomials(gaussian_fit):
     "Mean (1, -1), covariance [[1, 0.3], [0.3, 0.25]]: within a few reported standard deviations, and near."
     truth = {"x": 1.0, "y": -1.0, "xx": 2.0, "xy": -0.7, "yy": 1.25, "one": 1.0}
-    forms = {"x": lambda x: x[0], "y": lambda x: x[1], "xx": lambda x: x[0] ** 2, "xy": lambda x: x[0] * x[1], "yy": lambda x: x[1] ** 2, "one": lambda x: jnp.ones(())}
+    forms = {
+        "x": lambda x: x[0],
+        "y": lambda x: x[1],
+        "xx": lambda x: x[0] ** 2,
+        "xy": lambda x: x[0] * x[1],
+        "yy": lambda x: x[1] ** 2,
+        "one": lambda x: jnp.ones(()),
+    }
     for name, f in forms.items():
         believed = gaussian_fit.expectation(f)
         mean, sd = float(believed.mean), float(believed.sd)
@@ -140,20 +195,37 @@ def test_batches_stop_at_the_number_asked_for():
     "An oracle that finds three points at once still gives ten particles when ten are asked for."
     target = eleven_gaussians()
     embedding = exact_embedding(RBF(0.5), target)
-    oracle = GradientOracle(pool_starts(embedding, embedding.kernel, target.sample(jax.random.key(0), 64)), num_steps=5, num_starts=2, batch_size=3, scale=0.5)
-    result = fit(jax.random.key(0), target.logdensity, jnp.zeros(2), embedding=embedding, oracle=oracle, num_particles=9, refine=False)
+    oracle = GradientOracle(
+        pool_starts(embedding, embedding.kernel, target.sample(jax.random.key(0), 64)),
+        num_steps=5,
+        num_starts=2,
+        batch_size=3,
+        scale=0.5,
+    )
+    result = fit(
+        jax.random.key(0),
+        target.logdensity,
+        jnp.zeros(2),
+        embedding=embedding,
+        oracle=oracle,
+        num_particles=9,
+        refine=False,
+    )
     assert len(result) == 9
 
 
 # Refinement -----------------------------------------------------------------------------------------------------------
 
+
 def mmd2_by_hand(kernel_h, mixture, x, w):
     "In numpy and float64, from the closed form for round components."
     x, w = np.asarray(x, float), np.asarray(w, float)
+
     def mean(points, extra):
         total = kernel_h**2 + extra
         r2 = np.sum((points[:, None] - np.asarray(mixture.means, float)) ** 2, -1)
         return np.exp(-0.5 * r2 / total) @ np.asarray(mixture.weights, float) * kernel_h**2 / total
+
     sd2 = float(mixture.roots[0, 0, 0]) ** 2
     double = mean(np.asarray(mixture.means, float), 2 * sd2) @ np.asarray(mixture.weights, float)
     gram = np.exp(-0.5 * np.sum((x[:, None] - x) ** 2, -1) / kernel_h**2)
@@ -178,9 +250,15 @@ def test_refinement_never_raises_the_objective(points, dtype):
         x = jnp.asarray(STARTING_POINTS[points](seed), dtype)
         before = weigh(kernel, embedding, x, Quadrature(), jnp.full(len(x), 1 / len(x), dtype))
         done = refine(kernel, embedding, x, max_steps=50)
-        assert done.positions.dtype == dtype and bool(jnp.all(jnp.isfinite(done.positions))) and bool(jnp.all(jnp.isfinite(done.weighed.weights)))
+        assert (
+            done.positions.dtype == dtype
+            and bool(jnp.all(jnp.isfinite(done.positions)))
+            and bool(jnp.all(jnp.isfinite(done.weighed.weights)))
+        )
         assert np.all(np.diff(done.objective) <= 0)
-        was, now = (mmd2_by_hand(0.7, target, *pair) for pair in ((x, before.weights), (done.positions, done.weighed.weights)))
+        was, now = (
+            mmd2_by_hand(0.7, target, *pair) for pair in ((x, before.weights), (done.positions, done.weighed.weights))
+        )
         assert now <= was + 20 * float(jnp.finfo(dtype).eps) * len(x)
 
 
@@ -195,12 +273,26 @@ def test_refinement_with_weights_that_are_kept():
 
 # Compilation ----------------------------------------------------------------------------------------------------------
 
+
 def test_adding_200_particles_compiles_the_step_twice():
     "Capacities 128 and 256: the arrays double, so 200 more particles need ceil(log2(201 / 128)) + 1 = 2 <= log2(200) compilations."
     target = eleven_gaussians()
     embedding = exact_embedding(RBF(0.5), target)
-    oracle = GradientOracle(pool_starts(embedding, embedding.kernel, target.sample(jax.random.key(0), 64)), num_steps=2, num_starts=2, scale=0.5)
-    run = lambda: fit(jax.random.key(0), target.logdensity, jnp.zeros(2), embedding=embedding, oracle=oracle, num_particles=1, refine=False)  # noqa: E731
+    oracle = GradientOracle(
+        pool_starts(embedding, embedding.kernel, target.sample(jax.random.key(0), 64)),
+        num_steps=2,
+        num_starts=2,
+        scale=0.5,
+    )
+    run = lambda: fit(
+        jax.random.key(0),
+        target.logdensity,
+        jnp.zeros(2),
+        embedding=embedding,
+        oracle=oracle,
+        num_particles=1,
+        refine=False,
+    )  # noqa: E731
     before = fitting.jitted_step._cache_size()
     first = run()
     assert fitting.jitted_step._cache_size() == before, "one particle needs no step"
@@ -213,6 +305,7 @@ def test_adding_200_particles_compiles_the_step_twice():
 
 # Counting -------------------------------------------------------------------------------------------------------------
 
+
 class Counted:
     """A log density that knows how often it was looked at, whatever the code around it claims.
 
@@ -220,6 +313,7 @@ class Counted:
     each of the three, and a callback under `vmap` runs once for each row. A value that `value_and_grad` takes
     along with the score is not seen, so where the library counts both (the search for the mode) its count is an upper bound.
     """
+
     def __init__(self, f):
         self.made = collections.Counter()
         tick = lambda what: lambda x: self.made.update([what])  # noqa: E731
@@ -240,7 +334,8 @@ class Counted:
             return f(x)
 
         @value.defjvp
-        def _(primals, tangents): return f(primals[0]), score(primals[0]) @ tangents[0]
+        def _(primals, tangents):
+            return f(primals[0]), score(primals[0]) @ tangents[0]
 
         self.logdensity = value
 
@@ -273,10 +368,13 @@ def test_growth_evaluations_are_those_made(name):
     score = jax.grad(target.logdensity)
     kernel = Stein(IMQ(1.0), score) if name == "stein" else RBF(1.0)
     embedding = SteinEmbedding() if name == "stein" else ParticleEmbedding(kernel, score, name)
-    loop = frank_wolfe(kernel, embedding, GradientOracle(NearParticles(0.5), num_steps=3, num_starts=2), ConstantStep(), capacity=8)
+    loop = frank_wolfe(
+        kernel, embedding, GradientOracle(NearParticles(0.5), num_steps=3, num_starts=2), ConstantStep(), capacity=8
+    )
     state = jax.jit(loop.init)(jnp.zeros(2))
     assert int(state.evaluations) == target.total, "the first particle"
-    for i in range(2): state, info = jax.jit(loop.step)(jax.random.key(i), state)
+    for i in range(2):
+        state, info = jax.jit(loop.step)(jax.random.key(i), state)
     assert int(state.particles.count) == 3
     assert int(info.evaluations) == int(state.evaluations) == target.total
 
@@ -287,7 +385,16 @@ def test_fit_owns_up_to_every_evaluation(embedding):
     "Refinement and start included: the count is never below what was made, nor far above."
     target = Counted(gaussian)
     oracle = GradientOracle(NearParticles(0.5), num_steps=3, num_starts=2)
-    result = fit(jax.random.key(0), target.logdensity, jnp.zeros(2), embedding=embedding, oracle=oracle, num_particles=3, num_evaluations=128, max_refinement_steps=3)
+    result = fit(
+        jax.random.key(0),
+        target.logdensity,
+        jnp.zeros(2),
+        embedding=embedding,
+        oracle=oracle,
+        num_particles=3,
+        num_evaluations=128,
+        max_refinement_steps=3,
+    )
     assert target.total <= result.evaluations <= 1.25 * target.total + 50
 
 
@@ -308,10 +415,13 @@ def test_progress_is_off_in_tests_and_on_when_asked(capsys):
 
 def test_interrupted_growth_keeps_what_it_has(monkeypatch, fits):
     real, calls = fitting.jitted_step, []
+
     def interrupted(*args):
         calls.append(1)
-        if len(calls) > 5: raise KeyboardInterrupt
+        if len(calls) > 5:
+            raise KeyboardInterrupt
         return real(*args)
+
     monkeypatch.setattr(fitting, "jitted_step", interrupted)
     with pytest.warns(UserWarning, match="interrupted.* 6 .*20"):
         stopped = fit(jax.random.key(0), gaussian, jnp.zeros(2), num_particles=20, refine=False, num_evaluations=1024)
@@ -324,4 +434,9 @@ def test_interrupted_growth_keeps_what_it_has(monkeypatch, fits):
 def test_the_stated_discrepancy_is_that_of_the_result(gaussian_fit):
     parts, x, w = gaussian_fit.parts, gaussian_fit.positions, gaussian_fit.weights
     gram, means = parts.kernel.matrix(x, x), parts.embedding.mean(x, None)
-    assert_close(mmd2_from_parts(w, gram, means, parts.embedding.double_integral), np.float32(gaussian_fit.discrepancy), rtol=0.05, atol=1e-6)
+    assert_close(
+        mmd2_from_parts(w, gram, means, parts.embedding.double_integral),
+        np.float32(gaussian_fit.discrepancy),
+        rtol=0.05,
+        atol=1e-6,
+    )

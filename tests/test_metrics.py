@@ -1,13 +1,28 @@
 """Predictions of weighted particles against closed forms; what they refuse; that they compile once, and for CUDA."""
+
 import json, re
 import jax, jax.numpy as jnp, matplotlib, numpy as np, pytest
 from jax import export
 from scipy.integrate import quad
 from scipy.stats import norm
 
-from mmdfw.checks import assert_close
-from mmdfw.metrics import (BernoulliPredictive, GaussianPredictive, accuracy, classification_scores, coverage, expected_calibration_error,
-                           mean_log_likelihood, negative_mass, plot_coverage, plot_reliability, proper_weights, regression_scores, reliability, rmse)
+from mmdfw._checks import assert_close
+from mmdfw.models._metrics import (
+    BernoulliPredictive,
+    GaussianPredictive,
+    accuracy,
+    classification_scores,
+    coverage,
+    expected_calibration_error,
+    mean_log_likelihood,
+    negative_mass,
+    plot_coverage,
+    plot_reliability,
+    proper_weights,
+    regression_scores,
+    reliability,
+    rmse,
+)
 
 matplotlib.use("agg")
 NOISE, LEVELS = 0.5, np.array([0.01, 0.3, 0.5, 0.95])
@@ -35,17 +50,33 @@ def gauss_hermite_predictive(dtype=np.float64, num=40):
     centre, root, phi_test, truth = linear_gaussian()
     particles, weights = hermite(centre, root, num)
     make = lambda a: jnp.asarray(a, dtype)  # noqa: E731
-    return GaussianPredictive(make(particles @ phi_test.T), make(np.full((len(particles), 1), NOISE)), make(weights)), truth
+    return GaussianPredictive(
+        make(particles @ phi_test.T), make(np.full((len(particles), 1), NOISE)), make(weights)
+    ), truth
 
 
-def answers(predictive, y): return dict(mean=predictive.mean, variance=predictive.variance, log_likelihood=predictive.log_likelihood(y),
-                                        cdf=predictive.cdf(y), quantile=predictive.quantile(LEVELS))
+def answers(predictive, y):
+    return dict(
+        mean=predictive.mean,
+        variance=predictive.variance,
+        log_likelihood=predictive.log_likelihood(y),
+        cdf=predictive.cdf(y),
+        quantile=predictive.quantile(LEVELS),
+    )
 
 
-def exact_answers(truth, y): return dict(mean=truth.mean(), variance=truth.var(), log_likelihood=truth.logpdf(y), cdf=truth.cdf(y), quantile=np.stack([truth.ppf(u) for u in LEVELS]))
+def exact_answers(truth, y):
+    return dict(
+        mean=truth.mean(),
+        variance=truth.var(),
+        log_likelihood=truth.logpdf(y),
+        cdf=truth.cdf(y),
+        quantile=np.stack([truth.ppf(u) for u in LEVELS]),
+    )
 
 
 # The linear-Gaussian model ----------------------------------------------------------------------------------------------
+
 
 def test_weighted_particles_give_the_exact_predictive(dtype):
     predictive, truth = gauss_hermite_predictive(dtype)
@@ -56,20 +87,32 @@ def test_weighted_particles_give_the_exact_predictive(dtype):
         assert_close(got[name], want[name], rtol=tol, atol=tol)
 
 
-@pytest.mark.parametrize("spoil", [
-    lambda p: GaussianPredictive(p.means, p.sds),
-    lambda p: GaussianPredictive(p.means, p.sds, p.weights[::-1] + 0.01 * p.weights.max()),
-    lambda p: GaussianPredictive(p.means, 1e-3 * p.sds, p.weights),
-    lambda p: GaussianPredictive(p.means, 1.001 * p.sds, p.weights),
-    lambda p: GaussianPredictive(p.means, p.sds**2, p.weights),
-    lambda p: GaussianPredictive(p.mean[None], p.sds[:1]),
-], ids=["weights left out", "weights a little off", "noise left out", "noise a thousandth off", "variance for sd", "one particle"])
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda p: GaussianPredictive(p.means, p.sds),
+        lambda p: GaussianPredictive(p.means, p.sds, p.weights[::-1] + 0.01 * p.weights.max()),
+        lambda p: GaussianPredictive(p.means, 1e-3 * p.sds, p.weights),
+        lambda p: GaussianPredictive(p.means, 1.001 * p.sds, p.weights),
+        lambda p: GaussianPredictive(p.means, p.sds**2, p.weights),
+        lambda p: GaussianPredictive(p.mean[None], p.sds[:1]),
+    ],
+    ids=[
+        "weights left out",
+        "weights a little off",
+        "noise left out",
+        "noise a thousandth off",
+        "variance for sd",
+        "one particle",
+    ],
+)
 def test_mistakes_are_seen(spoil, x64):
     predictive, truth = gauss_hermite_predictive()
     y = truth.mean() + np.linspace(-2, 2, 9)
     got, want = answers(spoil(predictive), y), exact_answers(truth, y)
     for name in ("variance", "log_likelihood", "quantile"):
-        with pytest.raises(AssertionError): assert_close(got[name], want[name], rtol=1e-6, atol=1e-6)
+        with pytest.raises(AssertionError):
+            assert_close(got[name], want[name], rtol=1e-6, atol=1e-6)
 
 
 def test_equal_draws_within_their_standard_errors(x64):
@@ -78,8 +121,17 @@ def test_equal_draws_within_their_standard_errors(x64):
     means = (centre + np.random.default_rng(1).normal(size=(num, 2)) @ root.T) @ phi.T
     sampled, between, q = GaussianPredictive(means, np.full((num, 1), NOISE)), truth.var() - NOISE**2, truth.ppf(level)
     density, cdf = norm.pdf(y, means, NOISE), norm.cdf(q, means, NOISE)
-    errors = np.stack([sampled.mean - truth.mean(), sampled.variance - truth.var(), sampled.log_likelihood(y) - truth.logpdf(y), sampled.quantile(level)[0] - q])
-    standard = np.stack([np.sqrt(between), between * np.sqrt(2), density.std(0) / density.mean(0), cdf.std(0) / truth.pdf(q)]) / np.sqrt(num)
+    errors = np.stack(
+        [
+            sampled.mean - truth.mean(),
+            sampled.variance - truth.var(),
+            sampled.log_likelihood(y) - truth.logpdf(y),
+            sampled.quantile(level)[0] - q,
+        ]
+    )
+    standard = np.stack(
+        [np.sqrt(between), between * np.sqrt(2), density.std(0) / density.mean(0), cdf.std(0) / truth.pdf(q)]
+    ) / np.sqrt(num)
     assert np.max(np.abs(errors / standard)) < 4
     assert np.min(NOISE**2 / standard[1]) > 8, "noise left out would be seen"
 
@@ -112,7 +164,9 @@ def test_coverage_is_nominal_on_data_from_the_model():
 
 # Weights ----------------------------------------------------------------------------------------------------------------
 
-def signed(a=0.8, noise=0.3): return GaussianPredictive([[-a], [0.0], [a]], [[noise]] * 3, [0.5 / a**2, 1 - 1 / a**2, 0.5 / a**2])
+
+def signed(a=0.8, noise=0.3):
+    return GaussianPredictive([[-a], [0.0], [a]], [[noise]] * 3, [0.5 / a**2, 1 - 1 / a**2, 0.5 / a**2])
 
 
 def test_negative_weights_enter_moments_and_not_densities(x64):
@@ -122,15 +176,21 @@ def test_negative_weights_enter_moments_and_not_densities(x64):
     assert_close(predictive.variance, [1.09], rtol=1e-13)
     y = np.array([0.1])
     assert predictive.weights @ norm.pdf(y, predictive.means, 0.3)[:, 0] < 0, "the signed sum is no density here"
-    assert_close(predictive.log_likelihood(y), np.log(0.5 * norm.pdf(y, -0.8, 0.3) + 0.5 * norm.pdf(y, 0.8, 0.3)), rtol=1e-13)
+    assert_close(
+        predictive.log_likelihood(y), np.log(0.5 * norm.pdf(y, -0.8, 0.3) + 0.5 * norm.pdf(y, 0.8, 0.3)), rtol=1e-13
+    )
     assert_close(predictive.cdf(y), 0.5 * norm.cdf(y, -0.8, 0.3) + 0.5 * norm.cdf(y, 0.8, 0.3), rtol=1e-13)
-    assert np.abs(predictive.sample(jax.random.key(0), 1000)).min() < 0.3 and abs(negative_mass(predictive.weights) - 0.5625) < 1e-12
+    assert (
+        np.abs(predictive.sample(jax.random.key(0), 1000)).min() < 0.3
+        and abs(negative_mass(predictive.weights) - 0.5625) < 1e-12
+    )
 
 
 def test_the_size_of_the_weights_does_not_matter(x64):
     one, y = signed(), [0.4]
     ten = GaussianPredictive(one.means, one.sds, 10 * one.weights)
-    for a, b in zip(answers(one, y).values(), answers(ten, y).values()): assert_close(b, a, rtol=1e-12, atol=1e-14)
+    for a, b in zip(answers(one, y).values(), answers(ten, y).values()):
+        assert_close(b, a, rtol=1e-12, atol=1e-14)
 
 
 def test_a_particle_without_weight_is_not_there(x64):
@@ -149,9 +209,12 @@ def test_proper_weights():
 
 # Quantiles, draws, extremes ---------------------------------------------------------------------------------------------
 
+
 def test_quantile_inverts_the_cdf(dtype):
     rng = np.random.default_rng(3)
-    predictive = GaussianPredictive(*(jnp.asarray(a, dtype) for a in (3 * rng.normal(size=(7, 5)), np.exp(rng.normal(size=(7, 5))), rng.random(7))))
+    predictive = GaussianPredictive(
+        *(jnp.asarray(a, dtype) for a in (3 * rng.normal(size=(7, 5)), np.exp(rng.normal(size=(7, 5))), rng.random(7)))
+    )
     q = predictive.quantile(LEVELS)
     assert q.shape == (4, 5) and q.dtype == dtype and np.all(np.diff(q, axis=0) > 0)
     back = np.stack([predictive.cdf(row) for row in q])
@@ -162,13 +225,23 @@ def test_draws_are_joint():
     predictive = GaussianPredictive([[0.0, 1.0], [2.0, -3.0]], [[1.0], [0.5]], [3.0, 1.0])
     draws = np.asarray(predictive.sample(jax.random.key(1), 20_000))
     centred = draws - np.asarray(predictive.mean)
-    for values, truth in ((centred[:, 0], 0.0), (centred[:, 0] * centred[:, 1], -1.5), (centred[:, 0] ** 2, predictive.variance[0]), (centred[:, 1] ** 2, predictive.variance[1])):
+    for values, truth in (
+        (centred[:, 0], 0.0),
+        (centred[:, 0] * centred[:, 1], -1.5),
+        (centred[:, 0] ** 2, predictive.variance[0]),
+        (centred[:, 1] ** 2, predictive.variance[1]),
+    ):
         assert abs(values.mean() - truth) < 4 * values.std() / 20_000**0.5
 
 
 def test_far_out_in_float32():
-    predictive = GaussianPredictive(jnp.array([[0.0, 0.0], [1.0, 1.0]], jnp.float32), jnp.full((2, 1), 1e-3, jnp.float32))
-    logs, slope = predictive.log_likelihood([1e4, -1e4]), jax.grad(lambda y: predictive.log_likelihood(y).sum())(jnp.array([1e4, -1e4], jnp.float32))
+    predictive = GaussianPredictive(
+        jnp.array([[0.0, 0.0], [1.0, 1.0]], jnp.float32), jnp.full((2, 1), 1e-3, jnp.float32)
+    )
+    logs, slope = (
+        predictive.log_likelihood([1e4, -1e4]),
+        jax.grad(lambda y: predictive.log_likelihood(y).sum())(jnp.array([1e4, -1e4], jnp.float32)),
+    )
     assert logs.dtype == jnp.float32 and np.all(np.isfinite(logs)) and np.all(np.isfinite(slope))
     assert_close(logs, -0.5 * (np.array([9999.0, 1e4]) / 1e-3) ** 2, rtol=1e-4)
 
@@ -181,7 +254,12 @@ def test_variance_keeps_its_digits_in_float32():
 def test_many_rows():
     "Past 16,384 columns, where XLA on the CPU has got fused sums wrong."
     rng = np.random.default_rng(4)
-    means, sds, weights, y = rng.normal(size=(5, 20_000)), np.exp(rng.normal(size=(5, 1))), rng.random(5), rng.normal(size=20_000)
+    means, sds, weights, y = (
+        rng.normal(size=(5, 20_000)),
+        np.exp(rng.normal(size=(5, 1))),
+        rng.random(5),
+        rng.normal(size=20_000),
+    )
     share = weights / weights.sum()
     predictive = GaussianPredictive(*(a.astype(np.float32) for a in (means, sds, weights)))
     assert_close(predictive.log_likelihood(y), np.log(share @ norm.pdf(y, means, sds)), rtol=1e-3, atol=1e-5)
@@ -191,6 +269,7 @@ def test_many_rows():
 
 # Two classes ------------------------------------------------------------------------------------------------------------
 
+
 def test_bernoulli_against_quadrature(x64):
     nodes, weights = np.polynomial.hermite_e.hermegauss(60)
     predictive = BernoulliPredictive((0.7 + 1.5 * nodes)[:, None], weights)
@@ -198,7 +277,8 @@ def test_bernoulli_against_quadrature(x64):
     assert_close(predictive.probability, [integral], rtol=1e-8)
     assert_close(predictive.log_likelihood([1]), [np.log(integral)], rtol=1e-8)
     assert_close(predictive.log_likelihood([False]), [np.log1p(-integral)], rtol=1e-8)
-    with pytest.raises(AssertionError): assert_close(BernoulliPredictive(predictive.logits).probability, [integral], rtol=1e-3)
+    with pytest.raises(AssertionError):
+        assert_close(BernoulliPredictive(predictive.logits).probability, [integral], rtol=1e-3)
 
 
 def test_bernoulli_extremes_in_float32():
@@ -206,7 +286,9 @@ def test_bernoulli_extremes_in_float32():
     assert_close(predictive.probability, [1.0, 0.0, 0.25])
     assert_close(predictive.log_likelihood([0, 1, 1]), [-1000.0, -1000.0, np.log(0.25)])
     assert_close(predictive.log_likelihood([1, 0, 0]), [0.0, 0.0, np.log(0.75)], atol=1e-7)
-    slope = jax.grad(lambda logits: BernoulliPredictive(logits).log_likelihood(jnp.array([0, 1, 1])).sum())(predictive.logits)
+    slope = jax.grad(lambda logits: BernoulliPredictive(logits).log_likelihood(jnp.array([0, 1, 1])).sum())(
+        predictive.logits
+    )
     assert np.all(np.isfinite(slope))
 
 
@@ -225,10 +307,15 @@ def test_reliability_by_hand(x64):
     assert_close(expected_calibration_error(predictive, labels, 2), 0.25, rtol=1e-12)
     assert_close(accuracy(predictive, labels), 0.75)
     said, seen, count = reliability(predictive, labels, 10)
-    assert np.array_equal(np.isnan(seen), count == 0) and np.isclose(said[4], 0.45) and np.isfinite(expected_calibration_error(predictive, labels))
+    assert (
+        np.array_equal(np.isnan(seen), count == 0)
+        and np.isclose(said[4], 0.45)
+        and np.isfinite(expected_calibration_error(predictive, labels))
+    )
 
 
 # Scores, plots, compilation ---------------------------------------------------------------------------------------------
+
 
 def test_scores_are_plain_numbers_and_the_same_in_jit():
     predictive, truth = gauss_hermite_predictive(np.float32, 8)
@@ -237,11 +324,13 @@ def test_scores_are_plain_numbers_and_the_same_in_jit():
     assert set(json.loads(json.dumps(scores))) == {"rmse", "log_likelihood", "coverage50", "coverage90", "coverage95"}
     assert_close(scores["log_likelihood"], mean_log_likelihood(predictive, y))
     assert_close(scores["rmse"], np.sqrt(np.mean((truth.mean() - y) ** 2)), rtol=1e-5)
-    for name, value in jax.jit(regression_scores)(predictive, y).items(): assert_close(value, np.float32(scores[name]), rtol=1e-5)
+    for name, value in jax.jit(regression_scores)(predictive, y).items():
+        assert_close(value, np.float32(scores[name]), rtol=1e-5)
     binary, labels = BernoulliPredictive(predictive.means, predictive.weights), np.arange(9) % 2
     scores = classification_scores(binary, labels)
     assert set(json.loads(json.dumps(scores))) == {"accuracy", "log_likelihood", "calibration_error"}
-    for name, value in jax.jit(classification_scores)(binary, labels).items(): assert_close(value, np.float32(scores[name]), rtol=1e-5, atol=1e-7)
+    for name, value in jax.jit(classification_scores)(binary, labels).items():
+        assert_close(value, np.float32(scores[name]), rtol=1e-5, atol=1e-7)
 
 
 def test_made_inside_jit_and_vmap():
@@ -256,7 +345,11 @@ def test_numbers_are_data():
     "New numbers of the same shape compile nothing."
     predictive, _ = gauss_hermite_predictive(np.float32, 4)
     traces = []
-    def f(p, y): traces.append(1); return answers(p, y)  # noqa: E702
+
+    def f(p, y):
+        traces.append(1)
+        return answers(p, y)  # noqa: E702
+
     compiled = jax.jit(f)
     compiled(predictive, np.zeros(9, np.float32))
     compiled(predictive.rescale(1.0, 2.0), np.ones(9, np.float32))
@@ -265,9 +358,13 @@ def test_numbers_are_data():
 
 def test_plots():
     import matplotlib.pyplot as plt
+
     predictive, truth = gauss_hermite_predictive(np.float32, 4)
     fig, (left, right) = plt.subplots(1, 2)
-    assert plot_coverage(predictive, truth.mean(), left) is left and plot_coverage(predictive, truth.mean(), left, levels=[0.5]) is left
+    assert (
+        plot_coverage(predictive, truth.mean(), left) is left
+        and plot_coverage(predictive, truth.mean(), left, levels=[0.5]) is left
+    )
     assert len(left.lines) == 3, "one diagonal, two curves"
     assert plot_reliability(BernoulliPredictive(predictive.means), np.ones(9), right, color="k", label="all") is right
     fig.canvas.draw()
@@ -276,17 +373,41 @@ def test_plots():
 
 def everything(means, sds, weights, y, levels, labels, data):
     predictive, binary = GaussianPredictive(means, sds, weights), BernoulliPredictive(means, weights)
-    return (predictive.mean, predictive.variance, predictive.log_likelihood(y), predictive.cdf(y), predictive.quantile(levels), predictive.interval(levels[0]),
-            predictive.sample(jax.random.wrap_key_data(data), 3), predictive.rescale(1.0, 2.0), rmse(predictive, y), coverage(predictive, y, levels),
-            regression_scores(predictive, y), binary.probability, binary.log_likelihood(labels), accuracy(binary, labels),
-            reliability(binary, labels), expected_calibration_error(binary, labels), classification_scores(binary, labels), negative_mass(weights))
+    return (
+        predictive.mean,
+        predictive.variance,
+        predictive.log_likelihood(y),
+        predictive.cdf(y),
+        predictive.quantile(levels),
+        predictive.interval(levels[0]),
+        predictive.sample(jax.random.wrap_key_data(data), 3),
+        predictive.rescale(1.0, 2.0),
+        rmse(predictive, y),
+        coverage(predictive, y, levels),
+        regression_scores(predictive, y),
+        binary.probability,
+        binary.log_likelihood(labels),
+        accuracy(binary, labels),
+        reliability(binary, labels),
+        expected_calibration_error(binary, labels),
+        classification_scores(binary, labels),
+        negative_mass(weights),
+    )
 
 
 @pytest.mark.parametrize("platforms", [["cuda"], ["cpu", "cuda"]], ids="+".join)
 def test_lowers_for_cuda_in_float32(platforms):
     with jax.enable_x64(False):
         shape = lambda *s, t=jnp.float32: jax.ShapeDtypeStruct(s, t)  # noqa: E731
-        args = (shape(4, 6), shape(4, 1), shape(4), shape(6), shape(3), shape(6, t=jnp.int32), jax.random.key_data(jax.random.key(0)))
+        args = (
+            shape(4, 6),
+            shape(4, 1),
+            shape(4),
+            shape(6),
+            shape(3),
+            shape(6, t=jnp.int32),
+            jax.random.key_data(jax.random.key(0)),
+        )
         made = export.export(jax.jit(lambda *a: jax.tree.leaves(everything(*a))), platforms=platforms)(*args)
     assert made.platforms == tuple(platforms)
     text = made.mlir_module()
@@ -298,48 +419,61 @@ def test_lowers_for_cuda_in_float32(platforms):
 MEANS, SDS = np.zeros((2, 3)), np.ones((2, 1))
 
 
-def good(): return GaussianPredictive(MEANS, SDS)
-def good_binary(): return BernoulliPredictive(MEANS)
+def good():
+    return GaussianPredictive(MEANS, SDS)
 
 
-@pytest.mark.parametrize("call, message", [
-    (lambda: GaussianPredictive(np.zeros(3), SDS), r"means.*\(3,\)"),
-    (lambda: GaussianPredictive(np.zeros((0, 3)), SDS), r"means.*\(0, 3\)"),
-    (lambda: GaussianPredictive(np.zeros((2, 3), int), SDS), "means.*int"),
-    (lambda: GaussianPredictive(MEANS + np.nan, SDS), r"means.*nan.*\[0, 0\]"),
-    (lambda: GaussianPredictive(MEANS, np.ones(2)), r"sds.*\(2,\)"),
-    (lambda: GaussianPredictive(MEANS, np.ones((3, 2))), r"sds.*\(3, 2\)"),
-    (lambda: GaussianPredictive(MEANS, [[1.0], [0.0]]), r"sds.*0.*\[1, 0\]"),
-    (lambda: GaussianPredictive(MEANS, [[1.0], [-2.0]]), "sds.*-2"),
-    (lambda: GaussianPredictive(MEANS, [[1.0], [np.nan]]), "sds.*nan"),
-    (lambda: GaussianPredictive(MEANS, [[1.0], [np.inf]]), "sds.*inf"),
-    (lambda: GaussianPredictive(MEANS, SDS, np.ones(3)), r"weights.*\(3,\)"),
-    (lambda: GaussianPredictive(MEANS, SDS, [1.0, np.nan]), "weights.*nan"),
-    (lambda: GaussianPredictive(MEANS, SDS, [1.0, -3.0]), "positive sum.*-2"),
-    (lambda: GaussianPredictive(MEANS, SDS, [0.0, 0.0]), "positive sum.*0"),
-    (lambda: BernoulliPredictive(np.zeros(3)), r"logits.*\(3,\)"),
-    (lambda: BernoulliPredictive(MEANS + np.inf), "logits.*inf"),
-    (lambda: BernoulliPredictive(MEANS, np.ones(4)), r"weights.*\(4,\)"),
-    (lambda: good().log_likelihood(np.zeros(2)), r"y.*\(3,\).*\(2,\)"),
-    (lambda: good().log_likelihood(np.zeros((3, 1))), r"y.*\(3, 1\)"),
-    (lambda: good().cdf([0.0, np.nan, 1.0]), r"y.*nan.*\[1\]"),
-    (lambda: rmse(good(), [0.0, np.nan, 1.0]), r"y.*nan"),
-    (lambda: rmse(good(), 0.0), r"y.*\(\)"),
-    (lambda: coverage(good(), [0.0, np.nan, 1.0], 0.5), r"y.*nan"),
-    (lambda: regression_scores(good(), np.zeros(4)), r"y.*\(4,\)"),
-    (lambda: good().quantile(0.0), r"levels.*0"), (lambda: good().quantile([0.5, 1.5]), r"levels.*1\.5"), (lambda: good().quantile(np.nan), "levels.*nan"),
-    (lambda: good().quantile(np.full((2, 2), 0.5)), r"levels.*\(2, 2\)"),
-    (lambda: good().quantile(1 - 1e-9), r"levels.*1\."),  # one, in float32
-    (lambda: good().interval(1.0), r"levels.*1\."), (lambda: good().interval([0.5, 0.9]), r"level .*0\.9"), (lambda: coverage(good(), np.zeros(3), -0.1), r"levels.*-0\.1"),
-    (lambda: good().rescale(0.0, 0.0), "scale.*0"), (lambda: good().rescale(np.nan, 1.0), "means.*nan"),
-    (lambda: good().sample(jax.random.key(0), 2.5), "num.*2.5"),
-    (lambda: good_binary().log_likelihood([0, 1, 2]), r"labels.*2.*\[2\]"),
-    (lambda: good_binary().log_likelihood([0.0, 1.0, np.nan]), "labels.*nan"),
-    (lambda: accuracy(good_binary(), [-1, 1, 1]), "labels.*-1"),
-    (lambda: accuracy(good_binary(), [1, 1]), r"labels.*\(2,\)"),
-    (lambda: reliability(good_binary(), [0, 1, 0.5]), r"labels.*0\.5"),
-    (lambda: reliability(good_binary(), [0, 1, 0], 0), "num_bins.*0"),
-    (lambda: classification_scores(good_binary(), [0, 1, 7]), "labels.*7"),
-])
+def good_binary():
+    return BernoulliPredictive(MEANS)
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: GaussianPredictive(np.zeros(3), SDS), r"means.*\(3,\)"),
+        (lambda: GaussianPredictive(np.zeros((0, 3)), SDS), r"means.*\(0, 3\)"),
+        (lambda: GaussianPredictive(np.zeros((2, 3), int), SDS), "means.*int"),
+        (lambda: GaussianPredictive(MEANS + np.nan, SDS), r"means.*nan.*\[0, 0\]"),
+        (lambda: GaussianPredictive(MEANS, np.ones(2)), r"sds.*\(2,\)"),
+        (lambda: GaussianPredictive(MEANS, np.ones((3, 2))), r"sds.*\(3, 2\)"),
+        (lambda: GaussianPredictive(MEANS, [[1.0], [0.0]]), r"sds.*0.*\[1, 0\]"),
+        (lambda: GaussianPredictive(MEANS, [[1.0], [-2.0]]), "sds.*-2"),
+        (lambda: GaussianPredictive(MEANS, [[1.0], [np.nan]]), "sds.*nan"),
+        (lambda: GaussianPredictive(MEANS, [[1.0], [np.inf]]), "sds.*inf"),
+        (lambda: GaussianPredictive(MEANS, SDS, np.ones(3)), r"weights.*\(3,\)"),
+        (lambda: GaussianPredictive(MEANS, SDS, [1.0, np.nan]), "weights.*nan"),
+        (lambda: GaussianPredictive(MEANS, SDS, [1.0, -3.0]), "positive sum.*-2"),
+        (lambda: GaussianPredictive(MEANS, SDS, [0.0, 0.0]), "positive sum.*0"),
+        (lambda: BernoulliPredictive(np.zeros(3)), r"logits.*\(3,\)"),
+        (lambda: BernoulliPredictive(MEANS + np.inf), "logits.*inf"),
+        (lambda: BernoulliPredictive(MEANS, np.ones(4)), r"weights.*\(4,\)"),
+        (lambda: good().log_likelihood(np.zeros(2)), r"y.*\(3,\).*\(2,\)"),
+        (lambda: good().log_likelihood(np.zeros((3, 1))), r"y.*\(3, 1\)"),
+        (lambda: good().cdf([0.0, np.nan, 1.0]), r"y.*nan.*\[1\]"),
+        (lambda: rmse(good(), [0.0, np.nan, 1.0]), r"y.*nan"),
+        (lambda: rmse(good(), 0.0), r"y.*\(\)"),
+        (lambda: coverage(good(), [0.0, np.nan, 1.0], 0.5), r"y.*nan"),
+        (lambda: regression_scores(good(), np.zeros(4)), r"y.*\(4,\)"),
+        (lambda: good().quantile(0.0), r"levels.*0"),
+        (lambda: good().quantile([0.5, 1.5]), r"levels.*1\.5"),
+        (lambda: good().quantile(np.nan), "levels.*nan"),
+        (lambda: good().quantile(np.full((2, 2), 0.5)), r"levels.*\(2, 2\)"),
+        (lambda: good().quantile(1 - 1e-9), r"levels.*1\."),  # one, in float32
+        (lambda: good().interval(1.0), r"levels.*1\."),
+        (lambda: good().interval([0.5, 0.9]), r"level .*0\.9"),
+        (lambda: coverage(good(), np.zeros(3), -0.1), r"levels.*-0\.1"),
+        (lambda: good().rescale(0.0, 0.0), "scale.*0"),
+        (lambda: good().rescale(np.nan, 1.0), "means.*nan"),
+        (lambda: good().sample(jax.random.key(0), 2.5), "num.*2.5"),
+        (lambda: good_binary().log_likelihood([0, 1, 2]), r"labels.*2.*\[2\]"),
+        (lambda: good_binary().log_likelihood([0.0, 1.0, np.nan]), "labels.*nan"),
+        (lambda: accuracy(good_binary(), [-1, 1, 1]), "labels.*-1"),
+        (lambda: accuracy(good_binary(), [1, 1]), r"labels.*\(2,\)"),
+        (lambda: reliability(good_binary(), [0, 1, 0.5]), r"labels.*0\.5"),
+        (lambda: reliability(good_binary(), [0, 1, 0], 0), "num_bins.*0"),
+        (lambda: classification_scores(good_binary(), [0, 1, 7]), "labels.*7"),
+    ],
+)
 def test_bad_input(call, message):
-    with pytest.raises(ValueError, match=message): call()
+    with pytest.raises(ValueError, match=message):
+        call()

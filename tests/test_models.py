@@ -1,4 +1,5 @@
 """Models on data: unbiased minibatches, chunks, devices, CUDA, and the call that fits, saves and goes on."""
+
 import itertools, json, os, pickle, re, subprocess, sys, tokenize, zipfile
 from dataclasses import dataclass, replace
 import jax, jax.numpy as jnp, numpy as np, pytest
@@ -6,29 +7,36 @@ from flax import nnx
 from test_gpu import PLATFORMS, assert_sound, lowered
 
 from mmdfw import model_fit
-from mmdfw.bnn import bnn, mlp
-from mmdfw.checks import assert_close, layout_of, ravel
-from mmdfw.embedding import ParticleEmbedding
-from mmdfw.frank_wolfe import Components, init, step
-from mmdfw.growth import BatchOracle, advance, begin, run_call
-from mmdfw.kernel import RBF
-from mmdfw.logistic import Logistic
-from mmdfw.metrics import GaussianPredictive, classification_scores, regression_scores
-from mmdfw.model import Model, draw_rows, minibatch_logdensity, posterior
-from mmdfw.model_fit import DataScore, fit_model, load_fit, read_fit
-from mmdfw.oracle import Problem
-from mmdfw.quadrature import Quadrature
-from mmdfw.step import ConstantStep
+from mmdfw.models._bnn import bnn, mlp
+from mmdfw._checks import assert_close, layout_of, ravel
+from mmdfw.embeddings._embedding import ParticleEmbedding
+from mmdfw._loop import Components, init, step
+from mmdfw.oracles._batches import BatchOracle, advance, begin, run_call
+from mmdfw.kernels._kernel import RBF
+from mmdfw.models._logistic import Logistic
+from mmdfw.models._metrics import GaussianPredictive, classification_scores, regression_scores
+from mmdfw.models._model import Model, draw_rows, minibatch_logdensity, posterior
+from mmdfw._fit_model import DataScore, fit_model, load_fit, read_fit
+from mmdfw.oracles._oracle import Problem
+from mmdfw.steps._quadrature import Quadrature
+from mmdfw.steps._step import ConstantStep
 
 
 @dataclass(frozen=True)
 class Line(Model):
     "y = slope x + known noise, slope ~ N(0, 1): its posterior is known, and it compiles fast."
+
     noise: float = 0.5
 
-    def sample_prior(self, key): return {"slope": jax.random.normal(key)}
-    def log_prior(self, params): return -0.5 * params["slope"] ** 2
-    def log_likelihood(self, params, x, y): return -0.5 * ((y - params["slope"] * x[:, 0]) / self.noise) ** 2
+    def sample_prior(self, key):
+        return {"slope": jax.random.normal(key)}
+
+    def log_prior(self, params):
+        return -0.5 * params["slope"] ** 2
+
+    def log_likelihood(self, params, x, y):
+        return -0.5 * ((y - params["slope"] * x[:, 0]) / self.noise) ** 2
+
     def predict(self, particles, weights, x):
         means = particles["slope"][:, None] * x[:, 0]
         return GaussianPredictive(means, jnp.full((len(means), 1), self.noise, means.dtype), weights)
@@ -39,19 +47,31 @@ RNG = np.random.default_rng(0)
 X = RNG.normal(size=(40, 2))
 Y = 1.7 * X[:, 0] + 0.5 * RNG.normal(size=40)
 LABELS = (Y > 0).astype(float)
-SHORT = dict(particles_per_step=5, first_steps=200, later_steps=100, batch_size=100, learning_rate=0.05, later_rate=0.05)
+SHORT = dict(
+    particles_per_step=5, first_steps=200, later_steps=100, batch_size=100, learning_rate=0.05, later_rate=0.05
+)
 MODELS = {"logistic": (Logistic(2), LABELS), "network": (mlp(2, (3,), jnp.tanh), Y)}
 
 
 def draw_params(model, dtype=float):
     "Parameters without the model's own sampler, which takes long to compile."
     rng = np.random.default_rng(1)
-    return jax.tree.map(lambda leaf: jnp.asarray(0.5 * rng.normal(size=leaf.shape), dtype), jax.eval_shape(model.sample_prior, jax.random.key(0)))
+    return jax.tree.map(
+        lambda leaf: jnp.asarray(0.5 * rng.normal(size=leaf.shape), dtype),
+        jax.eval_shape(model.sample_prior, jax.random.key(0)),
+    )
 
 
-def assert_near(actual, expected, rtol): assert_close(actual, expected, rtol=rtol, atol=rtol * float(np.max(np.abs(expected))))
-def value_and_score(f, params): return (lambda out: jnp.concatenate([out[0][None], ravel(out[1])]))(jax.value_and_grad(f)(params))
-def fit_line(num_particles=5, key=KEY, **options): return fit_model(key, Line(), X, Y, **(SHORT | dict(num_particles=num_particles) | options))
+def assert_near(actual, expected, rtol):
+    assert_close(actual, expected, rtol=rtol, atol=rtol * float(np.max(np.abs(expected))))
+
+
+def value_and_score(f, params):
+    return (lambda out: jnp.concatenate([out[0][None], ravel(out[1])]))(jax.value_and_grad(f)(params))
+
+
+def fit_line(num_particles=5, key=KEY, **options):
+    return fit_model(key, Line(), X, Y, **(SHORT | dict(num_particles=num_particles) | options))
 
 
 def plain(model, x, y):
@@ -61,6 +81,7 @@ def plain(model, x, y):
 
 
 # Minibatches are unbiased -----------------------------------------------------------------------------------------------
+
 
 def batch_values(model, y, rows, num_rows):  # -> (batches, 1 + d), (1 + d,)
     "Value and score of the log density on each batch of rows, and on all of them."
@@ -76,7 +97,8 @@ def test_mean_over_all_batches_of_one_row(name, x64):
     assert_near(jnp.mean(each, 0), whole, 1e-12)
     assert float(jnp.max(jnp.std(each, 0))) > 1  # single batches are far from it
     unscaled, _ = batch_values(model, y, jnp.arange(40)[:, None], 1)
-    with pytest.raises(AssertionError): assert_near(jnp.mean(unscaled, 0), whole, 1e-3)
+    with pytest.raises(AssertionError):
+        assert_near(jnp.mean(unscaled, 0), whole, 1e-3)
 
 
 @pytest.mark.parametrize("name", list(MODELS))
@@ -84,7 +106,9 @@ def test_mean_over_random_batches(name, x64):
     model, y = MODELS[name]
     rows, num = draw_rows(jax.random.key(1), 40, (4000, 8)), 4000
     each, whole = batch_values(model, y, rows, 40)
-    error = jnp.std(each, 0) / np.sqrt(num) + 1e-12 * jnp.max(jnp.abs(whole))  # the prior's own coordinates have no noise
+    error = jnp.std(each, 0) / np.sqrt(num) + 1e-12 * jnp.max(
+        jnp.abs(whole)
+    )  # the prior's own coordinates have no noise
     assert jnp.all(jnp.abs(jnp.mean(each, 0) - whole) < 4 * error)
     unscaled, _ = batch_values(model, y, rows, 8)
     assert jnp.any(jnp.abs(jnp.mean(unscaled, 0) - whole) > 40 * error)
@@ -106,16 +130,21 @@ def test_chunks_change_nothing(name, dtype):
     params = draw_params(model, dtype)
     targets = [posterior(model, X, y, size) for size in SIZES]
     assert [t.x.shape[1] for t in targets] == [min(size, 40) for size in SIZES]
-    expected, *found = jax.jit(lambda targets, p: jnp.stack([value_and_score(t, p) for t in (plain(model, X, y), *targets)]))(targets, params)
+    expected, *found = jax.jit(
+        lambda targets, p: jnp.stack([value_and_score(t, p) for t in (plain(model, X, y), *targets)])
+    )(targets, params)
     assert expected.dtype == dtype
-    for values in found: assert_near(values, expected, 1e-12 if dtype == "float64" else 1e-5)
+    for values in found:
+        assert_near(values, expected, 1e-12 if dtype == "float64" else 1e-5)
 
 
 def test_padding_counts_for_nothing(x64):
     target, params = posterior(Line(), X, Y, 7), {"slope": jnp.asarray(0.3)}
     assert target.x.shape == (6, 7, 2)
     assert_close(target(params), plain(Line(), X, Y)(params), rtol=1e-12)
-    assert abs(float(replace(target, mask=jnp.ones_like(target.mask))(params) - target(params))) > 1e-3  # the mask is what does it
+    assert (
+        abs(float(replace(target, mask=jnp.ones_like(target.mask))(params) - target(params))) > 1e-3
+    )  # the mask is what does it
     poisoned = replace(target, y=jnp.where(target.mask > 0, target.y, jnp.inf))
     assert_close(poisoned(params), target(params), rtol=0)
     assert_close(target.rows()[0], X, rtol=0), assert_close(target.rows()[1], Y, rtol=0)
@@ -124,40 +153,56 @@ def test_padding_counts_for_nothing(x64):
 def test_a_part_stands_for_the_whole(x64):
     params = {"slope": jnp.asarray(0.3)}
     part = posterior(Line(), X[:10], Y[:10], 3, num_rows=40)
-    assert_close(part(params), minibatch_logdensity(Line(), params, jnp.asarray(X[:10]), jnp.asarray(Y[:10]), 40), rtol=1e-12)
-    with pytest.raises(ValueError, match="num_rows.*10.*9"): posterior(Line(), X[:10], Y[:10], num_rows=9)
+    assert_close(
+        part(params), minibatch_logdensity(Line(), params, jnp.asarray(X[:10]), jnp.asarray(Y[:10]), 40), rtol=1e-12
+    )
+    with pytest.raises(ValueError, match="num_rows.*10.*9"):
+        posterior(Line(), X[:10], Y[:10], num_rows=9)
 
 
 def room(rows, chunk_size):
     "Bytes that the compiler needs for one score, beside the data and the answer."
     model = mlp(2, (64,))
     target = posterior(model, np.ones((rows, 2)), np.ones(rows), chunk_size)
-    return jax.jit(lambda t, p: jax.grad(t)(p)).lower(target, draw_params(model)).compile().memory_analysis().temp_size_in_bytes
+    return (
+        jax.jit(lambda t, p: jax.grad(t)(p))
+        .lower(target, draw_params(model))
+        .compile()
+        .memory_analysis()
+        .temp_size_in_bytes
+    )
 
 
-def test_memory_is_that_of_a_chunk(): assert room(8192, 8192) > 10 * room(8192, 128)
+def test_memory_is_that_of_a_chunk():
+    assert room(8192, 8192) > 10 * room(8192, 128)
 
 
-def test_memory_does_not_grow_with_rows(): assert room(8192, 128) < 1.01 * room(512, 128)
+def test_memory_does_not_grow_with_rows():
+    assert room(8192, 128) < 1.01 * room(512, 128)
 
 
 def test_likelihood_of_a_wrong_shape():
     class Column(Line):
-        def log_likelihood(self, params, x, y): return super().log_likelihood(params, x, y)[:, None]
+        def log_likelihood(self, params, x, y):
+            return super().log_likelihood(params, x, y)[:, None]
+
     params = {"slope": jnp.asarray(0.3)}
-    try: value = posterior(Column(), X, Y)(params)
-    except ValueError as problem: assert re.search(r"\(40, 1\)", str(problem))
-    else: assert_close(value, plain(Line(), X, Y)(params), rtol=1e-5)
+    try:
+        value = posterior(Column(), X, Y)(params)
+    except ValueError as problem:
+        assert re.search(r"\(40, 1\)", str(problem))
+    else:
+        assert_close(value, plain(Line(), X, Y)(params), rtol=1e-5)
 
 
 # Devices ----------------------------------------------------------------------------------------------------------------
 
 SPREAD = """
 import json, jax, jax.numpy as jnp, numpy as np
-from mmdfw.bnn import mlp
-from mmdfw.checks import ravel
-from mmdfw.logistic import Logistic
-from mmdfw.model import posterior, spread
+from mmdfw.models._bnn import mlp
+from mmdfw._checks import ravel
+from mmdfw.models._logistic import Logistic
+from mmdfw.models._model import posterior, spread
 assert jax.device_count() == 4
 rng = np.random.default_rng(0)
 x = rng.normal(size=(1003, 2)); y = (x[:, 0] > 0).astype(float)
@@ -194,8 +239,13 @@ print(json.dumps(dict(found=found, rows={str(place): rows_of(place) for place in
 @pytest.fixture(scope="module")
 def on_four_devices():
     "What a process with four devices finds."
-    env = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0", "JAX_PLATFORMS": "cpu", "MPLBACKEND": "agg",
-                        "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir or "", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    env = os.environ | {
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0",
+        "JAX_PLATFORMS": "cpu",
+        "MPLBACKEND": "agg",
+        "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir or "",
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
     out = subprocess.run([sys.executable, "-c", SPREAD], env=env, capture_output=True, text=True, timeout=240)
     assert out.returncode == 0, out.stderr[-3000:]
     return json.loads(out.stdout.splitlines()[-1])
@@ -203,19 +253,24 @@ def on_four_devices():
 
 def test_rows_over_four_devices(on_four_devices):
     assert len(on_four_devices["found"]) == 10
-    for dtype, *what, error in on_four_devices["found"]: assert error < (1e-12 if dtype == "float64" else 1e-5), (dtype, *what, error)
+    for dtype, *what, error in on_four_devices["found"]:
+        assert error < (1e-12 if dtype == "float64" else 1e-5), (dtype, *what, error)
 
 
-def test_rows_come_back_from_devices(on_four_devices): assert max(on_four_devices["rows"]["4"]) < 1e-6
+def test_rows_come_back_from_devices(on_four_devices):
+    assert max(on_four_devices["rows"]["4"]) < 1e-6
 
 
-def test_rows_come_back_from_an_explicit_mesh(on_four_devices): assert max(on_four_devices["rows"]["explicit"]) < 1e-6
+def test_rows_come_back_from_an_explicit_mesh(on_four_devices):
+    assert max(on_four_devices["rows"]["explicit"]) < 1e-6
 
 
 # CUDA -------------------------------------------------------------------------------------------------------------------
 
+
 class Cuda:
     "A tiny network, its data and its oracle, in float32."
+
     def __init__(self, name="network"):
         self.model, y = MODELS[name]
         self.layout = layout_of(jax.eval_shape(self.model.sample_prior, KEY))
@@ -224,7 +279,10 @@ class Cuda:
         x, y = self.target.rows()
         self.oracle = BatchOracle(self.model, self.layout, x, y, batch_size=3, rows_per_step=8, later_steps=4, piece=2)
         kernel = RBF(jnp.float32(1.0))
-        self.parts = Components(kernel, ParticleEmbedding(kernel, DataScore(self.target, self.layout), "alone"), self.oracle, ConstantStep())
+        self.parts = Components(
+            kernel, ParticleEmbedding(kernel, DataScore(self.target, self.layout), "alone"), self.oracle, ConstantStep()
+        )
+
     def state(self):
         shapes = jax.eval_shape(lambda p: init(self.parts, p, 16), jnp.zeros((3, len(self.u)), jnp.float32))
         return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
@@ -232,7 +290,8 @@ class Cuda:
 
 @pytest.fixture
 def x32():
-    with jax.enable_x64(False): yield
+    with jax.enable_x64(False):
+        yield
 
 
 KEY_DATA = jax.random.key_data(KEY)
@@ -246,31 +305,51 @@ def lower_posterior(name, platforms):
 def lower_advance(platforms):
     c = Cuda()
     flock = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(begin, c.oracle, KEY))
-    def piece(oracle, data, flock, frozen, used): return advance(oracle, jax.random.wrap_key_data(data), flock, frozen, used, 100.0, 0.01)
+
+    def piece(oracle, data, flock, frozen, used):
+        return advance(oracle, jax.random.wrap_key_data(data), flock, frozen, used, 100.0, 0.01)
+
     return lowered(piece, (c.oracle, KEY_DATA, flock, jnp.zeros((16, len(c.u))), jnp.zeros(16)), platforms)
 
 
 def lower_call(platforms):
     c = Cuda()
-    def call(parts, data, state): return run_call(parts.oracle, jax.random.wrap_key_data(data), Problem(parts.kernel, parts.embedding, state.particles))
+
+    def call(parts, data, state):
+        return run_call(
+            parts.oracle, jax.random.wrap_key_data(data), Problem(parts.kernel, parts.embedding, state.particles)
+        )
+
     return lowered(call, (c.parts, KEY_DATA, c.state()), platforms)
 
 
 def lower_step(platforms):
     c = Cuda()
-    return lowered(lambda parts, data, state: step(parts, jax.random.wrap_key_data(data), state), (c.parts, KEY_DATA, c.state()), platforms)
+    return lowered(
+        lambda parts, data, state: step(parts, jax.random.wrap_key_data(data), state),
+        (c.parts, KEY_DATA, c.state()),
+        platforms,
+    )
 
 
 def lower_prediction(name, platforms):
     c, scores = Cuda(name), {"network": regression_scores, "logistic": classification_scores}[name]
     particles = jax.tree.map(lambda leaf: jnp.stack([leaf, 0.9 * leaf]), draw_params(c.model))
-    return lowered(lambda p, w, x, y: scores(c.model.predict(p, w, x), y), (particles, jnp.full(2, 0.5), *c.target.rows()), platforms)
+    return lowered(
+        lambda p, w, x, y: scores(c.model.predict(p, w, x), y),
+        (particles, jnp.full(2, 0.5), *c.target.rows()),
+        platforms,
+    )
 
 
 LOWER = {
-    "score, logistic": lambda p: lower_posterior("logistic", p), "score, network": lambda p: lower_posterior("network", p),
-    "advance": lower_advance, "call": lower_call, "step": lower_step,
-    "prediction, network": lambda p: lower_prediction("network", p), "prediction, logistic": lambda p: lower_prediction("logistic", p),
+    "score, logistic": lambda p: lower_posterior("logistic", p),
+    "score, network": lambda p: lower_posterior("network", p),
+    "advance": lower_advance,
+    "call": lower_call,
+    "step": lower_step,
+    "prediction, network": lambda p: lower_prediction("network", p),
+    "prediction, logistic": lambda p: lower_prediction("logistic", p),
 }
 
 
@@ -280,20 +359,36 @@ def test_lowers_for_cuda(name, platforms, x32):
     text = LOWER[name](platforms)
     assert_sound(text)
     assert not re.findall(r"custom_call @\w*(?:host|python|py_)\w*", text)
-    if name in ("advance", "call", "step"): assert "stablehlo.while" in text  # the scan is inside, not unrolled
+    if name in ("advance", "call", "step"):
+        assert "stablehlo.while" in text  # the scan is inside, not unrolled
 
 
 def test_the_check_sees_a_callback():
-    text = jax.jit(lambda x: jax.pure_callback(np.sin, jax.ShapeDtypeStruct((2,), np.float32), x)).lower(jnp.ones(2)).as_text()
-    with pytest.raises(AssertionError): assert_sound(text)
+    text = (
+        jax.jit(lambda x: jax.pure_callback(np.sin, jax.ShapeDtypeStruct((2,), np.float32), x))
+        .lower(jnp.ones(2))
+        .as_text()
+    )
+    with pytest.raises(AssertionError):
+        assert_sound(text)
 
 
 # Shapes and modules -----------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("make, dimension", [
-    (lambda: Logistic(54), 56), (lambda: mlp(17), 953), (lambda: mlp(9), 553), (lambda: mlp(90, (100,)), 9203),
-    (lambda: mlp(3, (4, 5)), 4 * 4 + 5 * 5 + 6 + 2), (lambda: mlp(3, (4, 5), jnp.tanh), 4 * 4 + 5 * 5 + 6 + 2), (lambda: mlp(2, ()), 3 + 2),
-], ids=["covertype", "naval", "protein", "year", "two layers", "two layers, tanh", "no hidden layer"])
+
+@pytest.mark.parametrize(
+    "make, dimension",
+    [
+        (lambda: Logistic(54), 56),
+        (lambda: mlp(17), 953),
+        (lambda: mlp(9), 553),
+        (lambda: mlp(90, (100,)), 9203),
+        (lambda: mlp(3, (4, 5)), 4 * 4 + 5 * 5 + 6 + 2),
+        (lambda: mlp(3, (4, 5), jnp.tanh), 4 * 4 + 5 * 5 + 6 + 2),
+        (lambda: mlp(2, ()), 3 + 2),
+    ],
+    ids=["covertype", "naval", "protein", "year", "two layers", "two layers, tanh", "no hidden layer"],
+)
 def test_dimensions(make, dimension):
     shapes = jax.eval_shape(make().sample_prior, KEY)
     assert sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(shapes)) == dimension
@@ -316,36 +411,55 @@ def test_equal_models_share_compiled_code():
 
 class Dropping(nnx.Module):
     "Random streams in its state; without dropout it is a plain network."
+
     def __init__(self, rngs, deterministic=True):
         self.inside, self.out = nnx.Linear(2, 3, rngs=rngs), nnx.Linear(3, 1, rngs=rngs)
         self.drop = nnx.Dropout(0.5, deterministic=deterministic, rngs=rngs)
-    def __call__(self, x): return self.out(self.drop(jnp.tanh(self.inside(x))))[:, 0]
+
+    def __call__(self, x):
+        return self.out(self.drop(jnp.tanh(self.inside(x))))[:, 0]
 
 
 def test_module_with_random_streams():
     model = bnn(Dropping, 2)
     params = model.sample_prior(KEY)
     assert len(ravel(params)) == 3 * 3 + 4 + 2  # the streams are no parameters
-    by_hand = jnp.tanh(X @ params["net"]["inside"]["kernel"] + params["net"]["inside"]["bias"]) @ params["net"]["out"]["kernel"] + params["net"]["out"]["bias"]
+    by_hand = (
+        jnp.tanh(X @ params["net"]["inside"]["kernel"] + params["net"]["inside"]["bias"])
+        @ params["net"]["out"]["kernel"]
+        + params["net"]["out"]["bias"]
+    )
     assert_close(model.network(params["net"], jnp.asarray(X)), by_hand[:, 0], rtol=1e-5)
     grown = fit_model(KEY, model, X, Y, num_particles=2, **SHORT)
     assert jnp.all(jnp.isfinite(grown.positions)) and grown.predict(X).mean.shape == (40,)
 
 
-@pytest.mark.parametrize("make", [lambda rngs: Dropping(rngs, deterministic=False), lambda rngs: Normed(rngs)], ids=["dropout on", "batch norm in training"])
+@pytest.mark.parametrize(
+    "make",
+    [lambda rngs: Dropping(rngs, deterministic=False), lambda rngs: Normed(rngs)],
+    ids=["dropout on", "batch norm in training"],
+)
 def test_module_that_changes_its_state(make):
-    with pytest.raises(ValueError, match="state|deterministic|RngCount|BatchStat"): bnn(make, 2)
+    with pytest.raises(ValueError, match="state|deterministic|RngCount|BatchStat"):
+        bnn(make, 2)
 
 
 class Normed(nnx.Module):
-    def __init__(self, rngs): self.inside, self.norm = nnx.Linear(2, 1, rngs=rngs), nnx.BatchNorm(1, rngs=rngs)
-    def __call__(self, x): return self.norm(self.inside(x))[:, 0]
+    def __init__(self, rngs):
+        self.inside, self.norm = nnx.Linear(2, 1, rngs=rngs), nnx.BatchNorm(1, rngs=rngs)
+
+    def __call__(self, x):
+        return self.norm(self.inside(x))[:, 0]
 
 
 class Shifted(nnx.Module):
     "A constant in its state, such as the mean of the data."
-    def __init__(self, rngs, by): self.inside, self.by = nnx.Linear(2, 1, rngs=rngs), nnx.Variable(jnp.asarray(by))
-    def __call__(self, x): return self.inside(x)[:, 0] + self.by[...]
+
+    def __init__(self, rngs, by):
+        self.inside, self.by = nnx.Linear(2, 1, rngs=rngs), nnx.Variable(jnp.asarray(by))
+
+    def __call__(self, x):
+        return self.inside(x)[:, 0] + self.by[...]
 
 
 def test_state_that_is_no_parameter_is_not_mixed_up():
@@ -358,27 +472,42 @@ def test_state_that_is_no_parameter_is_not_mixed_up():
 
 class Begun(nnx.Module):
     "Its own initialisation, of which its graph knows nothing."
+
     def __init__(self, rngs, at):
         self.inside = nnx.Linear(2, 1, rngs=rngs)
         self.inside.kernel[...] = jnp.full((2, 1), at, jnp.float32)
-    def __call__(self, x): return self.inside(x)[:, 0]
+
+    def __call__(self, x):
+        return self.inside(x)[:, 0]
 
 
 def test_initialisations_are_not_mixed_up():
     draw = jax.jit(lambda key, model: model.sample_prior(key)["net"]["inside"]["kernel"], static_argnums=1)
-    for at in (0.0, 5.0): assert_close(draw(KEY, bnn(lambda rngs, at=at: Begun(rngs, at), 2)), np.full((2, 1), at), rtol=1e-6)
+    for at in (0.0, 5.0):
+        assert_close(draw(KEY, bnn(lambda rngs, at=at: Begun(rngs, at), 2)), np.full((2, 1), at), rtol=1e-6)
 
 
-@pytest.mark.parametrize("make, message", [
-    (lambda: bnn(lambda rngs: nnx.Linear(2, 1, rngs=rngs), 2), r"\(3, 1\)"), (lambda: bnn(lambda rngs: 3, 2), "Module"),
-    (lambda: mlp(0), "num_features"), (lambda: mlp(2, (0,)), "hidden"), (lambda: mlp(2, rate=-1.0), "rate"), (lambda: mlp(2, shape=0.0), "shape"),
-    (lambda: Logistic(0), "num_features"), (lambda: Logistic(2, rate=float("nan")), "rate"), (lambda: Logistic(2.5), "num_features"),
-])
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: bnn(lambda rngs: nnx.Linear(2, 1, rngs=rngs), 2), r"\(3, 1\)"),
+        (lambda: bnn(lambda rngs: 3, 2), "Module"),
+        (lambda: mlp(0), "num_features"),
+        (lambda: mlp(2, (0,)), "hidden"),
+        (lambda: mlp(2, rate=-1.0), "rate"),
+        (lambda: mlp(2, shape=0.0), "shape"),
+        (lambda: Logistic(0), "num_features"),
+        (lambda: Logistic(2, rate=float("nan")), "rate"),
+        (lambda: Logistic(2.5), "num_features"),
+    ],
+)
 def test_bad_models(make, message):
-    with pytest.raises(ValueError, match=message): make()
+    with pytest.raises(ValueError, match=message):
+        make()
 
 
 # One call ---------------------------------------------------------------------------------------------------------------
+
 
 @dataclass
 class Grown:
@@ -397,13 +526,21 @@ def grown():
         return Grown(five, five.add(10), (sizes[1] - sizes[0], model_fit.jitted_advance._cache_size() - sizes[1]))
 
 
-def same(a, b): return all(np.array_equal(u, v) for u, v in zip(jax.tree.leaves(a.state), jax.tree.leaves(b.state), strict=True))
+def same(a, b):
+    return all(np.array_equal(u, v) for u, v in zip(jax.tree.leaves(a.state), jax.tree.leaves(b.state), strict=True))
 
 
 def test_compiled_at_most_twice(grown):
     assert sum(grown.compiled) <= 2
     before = model_fit.jitted_advance._cache_size()
-    fit_model(jax.random.key(5), Line(), X + 1, 2 * Y, num_particles=10, **(SHORT | dict(first_steps=300, later_steps=100, learning_rate=0.01)))
+    fit_model(
+        jax.random.key(5),
+        Line(),
+        X + 1,
+        2 * Y,
+        num_particles=10,
+        **(SHORT | dict(first_steps=300, later_steps=100, learning_rate=0.01)),
+    )
     assert model_fit.jitted_advance._cache_size() == before  # other keys, data, rates and lengths need no other code
 
 
@@ -437,7 +574,8 @@ def test_seconds_in_place_of_steps(grown):
     assert model_fit.jitted_advance._cache_size() == before  # the length is data
     assert len(result) == 15 and result.records[-1].seconds > 0.2  # no call ends before two thirds of its time
     assert len(result.add(5, seconds=0.1)) == 20
-    with pytest.raises(ValueError, match="seconds.*-1"): result.add(5, seconds=-1)
+    with pytest.raises(ValueError, match="seconds.*-1"):
+        result.add(5, seconds=-1)
 
 
 def test_last_batch_is_cut_to_size(grown):
@@ -456,14 +594,23 @@ def test_one_at_a_time():
 
 def test_monitor_and_records(grown):
     seen = []
+
     def look(particles, weights):
         seen.append((particles["slope"].shape, float(jnp.sum(weights))))
         return {"mean": weights @ particles["slope"]}
+
     result = fit_line(10, monitor=look, monitor_every=0.0)
     assert np.array_equal(result.positions, grown.fifteen.positions[:10])  # looking changes nothing
     assert [shape for shape, _ in seen] == [(5,), (5,), (5,), (10,)] and all(abs(total - 1) < 1e-6 for _, total in seen)
-    assert [r.particles for r in result.records] == [5, 5, 5, 10] and [r.steps for r in result.records] == [500, 1000, 1000, 1500]
-    assert np.all(np.diff([r.seconds for r in result.records]) >= 0) and isinstance(result.records[-1].metrics["mean"], float)
+    assert [r.particles for r in result.records] == [5, 5, 5, 10] and [r.steps for r in result.records] == [
+        500,
+        1000,
+        1000,
+        1500,
+    ]
+    assert np.all(np.diff([r.seconds for r in result.records]) >= 0) and isinstance(
+        result.records[-1].metrics["mean"], float
+    )
     assert "mean" in repr(result)
 
 
@@ -471,7 +618,9 @@ def test_scores_on_some_rows():
     result = fit_line(5, score_rows=10)
     target = result.parts.embedding.score_fn.target
     assert target.num_rows == 10 and target.scale == 4.0
-    assert {tuple(row) for row in np.asarray(target.rows()[0])} <= {tuple(row) for row in np.asarray(jnp.asarray(X, float))}
+    assert {tuple(row) for row in np.asarray(target.rows()[0])} <= {
+        tuple(row) for row in np.asarray(jnp.asarray(X, float))
+    }
     assert len(np.unique(np.asarray(target.rows()[1]))) == 10
     assert_near(result.state.particles.score[:5], jax.vmap(result.parts.embedding.score_fn)(result.positions), 1e-5)
 
@@ -485,20 +634,32 @@ def test_float64(x64):
 
 
 def test_networks_in_float64(x64):
-    assert {leaf.dtype for leaf in jax.tree.leaves(jax.eval_shape(mlp(2, (3,)).sample_prior, jax.random.key(0)))} == {jnp.dtype("float64")}
+    assert {leaf.dtype for leaf in jax.tree.leaves(jax.eval_shape(mlp(2, (3,)).sample_prior, jax.random.key(0)))} == {
+        jnp.dtype("float64")
+    }
 
 
 # From an iterator -------------------------------------------------------------------------------------------------------
 
-def all_rows(): return itertools.repeat((X, Y))
+
+def all_rows():
+    return itertools.repeat((X, Y))
+
+
 def fit_stream(batches, num_particles=5, **options):
-    return fit_model(KEY, Line(), batches=batches, **(SHORT | dict(num_rows=40, num_particles=num_particles, batch_size=40, first_steps=500) | options))
+    return fit_model(
+        KEY,
+        Line(),
+        batches=batches,
+        **(SHORT | dict(num_rows=40, num_particles=num_particles, batch_size=40, first_steps=500) | options),
+    )
 
 
 @pytest.fixture(scope="module")
 def exact():
     "Fifteen particles whose batches are all rows, so that no score has noise."
-    with jax.enable_x64(False): return fit_stream(all_rows(), 15, score_rows=40)
+    with jax.enable_x64(False):
+        return fit_stream(all_rows(), 15, score_rows=40)
 
 
 def test_iterator_is_used_and_repeatable():
@@ -507,9 +668,11 @@ def test_iterator_is_used_and_repeatable():
         while True:
             rows = rng.integers(40, size=40)
             yield X[rows], Y[rows]
+
     one, again, other = (fit_stream(endless(seed), score_rows=40) for seed in (0, 0, 1))
     assert same(one, again) and not np.array_equal(one.positions, other.positions)
-    with pytest.raises(ValueError, match="give batches= again"): one.add(5)
+    with pytest.raises(ValueError, match="give batches= again"):
+        one.add(5)
 
 
 def test_iterator_goes_on(exact):
@@ -528,7 +691,10 @@ def test_scores_from_many_batches(num_rows):
     rows, whole = model_fit.gather_rows(None, None, all_rows(), num_rows, None, 40)
     target = posterior(Line(), *rows["score"], num_rows=whole)
     assert whole == num_rows and target.scale * target.num_rows == num_rows
-    if num_rows != 60: assert_near(target({"slope": jnp.zeros(())}), num_rows / 40 * posterior(Line(), X, Y)({"slope": jnp.zeros(())}), 1e-5)
+    if num_rows != 60:
+        assert_near(
+            target({"slope": jnp.zeros(())}), num_rows / 40 * posterior(Line(), X, Y)({"slope": jnp.zeros(())}), 1e-5
+        )
 
 
 # Against the closed form ------------------------------------------------------------------------------------------------
@@ -548,7 +714,9 @@ def test_mean_of_a_line_without_noise(exact):
     assert 0.5 * SD < np.std(first) < 1.5 * SD  # neither collapsed nor scattered
     predictive = exact.predict(X)
     assert_close(predictive.mean, MEAN * np.asarray(X[:, 0]), rtol=0.03 * SD / MEAN)
-    assert np.all(np.asarray(predictive.variance) > 0.25 * (1 - 1e-5)) and np.all(np.asarray(predictive.variance) < 0.25 + 4 * SD**2 * X[:, 0] ** 2 + 1e-5)
+    assert np.all(np.asarray(predictive.variance) > 0.25 * (1 - 1e-5)) and np.all(
+        np.asarray(predictive.variance) < 0.25 + 4 * SD**2 * X[:, 0] ** 2 + 1e-5
+    )
 
 
 def test_mean_of_a_line_from_drawn_rows(grown):
@@ -562,8 +730,10 @@ def test_mean_of_a_line_from_drawn_rows(grown):
 
 # Save and load ----------------------------------------------------------------------------------------------------------
 
+
 @pytest.fixture
-def saved(grown, tmp_path): return grown.five.save(tmp_path / "five.npz", notes={"why": "a test"})
+def saved(grown, tmp_path):
+    return grown.five.save(tmp_path / "five.npz", notes={"why": "a test"})
 
 
 def test_load_goes_on_bit_for_bit(grown, saved):
@@ -591,7 +761,8 @@ def test_load_knows_which_rows_were_scored(tmp_path):
 
 
 def test_model_of_other_columns():
-    with pytest.raises(ValueError, match="BNN cannot take rows of 2 columns"): fit_model(KEY, mlp(3), X[:, :1].repeat(2, 1), Y, **SHORT)
+    with pytest.raises(ValueError, match="BNN cannot take rows of 2 columns"):
+        fit_model(KEY, mlp(3), X[:, :1].repeat(2, 1), Y, **SHORT)
 
 
 def test_load_where_the_last_batch_was_cut(grown, tmp_path):
@@ -600,7 +771,8 @@ def test_load_where_the_last_batch_was_cut(grown, tmp_path):
 
 
 def refuses(path, match="broken.npz", model=Line(), x=X, y=Y):
-    with pytest.raises((ValueError, FileNotFoundError), match=match): load_fit(path, model, x, y)
+    with pytest.raises((ValueError, FileNotFoundError), match=match):
+        load_fit(path, model, x, y)
 
 
 def test_truncated_anywhere(saved, tmp_path):
@@ -618,7 +790,8 @@ def flip(data, place, bits):
 
 def test_flipped_in_the_middle(saved, tmp_path):
     data, path = saved.read_bytes(), tmp_path / "broken.npz"
-    with zipfile.ZipFile(saved) as archive: members = archive.infolist()
+    with zipfile.ZipFile(saved) as archive:
+        members = archive.infolist()
     for member in members:  # the last byte of each member's data: the checksum sees it
         end = data.index(b"PK", member.header_offset + 4 + member.file_size)
         path.write_bytes(flip(data, end - 1, 255))
@@ -627,25 +800,37 @@ def test_flipped_in_the_middle(saved, tmp_path):
     refuses(path)
 
 
-def equal_files(a, b): return a[0] == b[0] and a[1].keys() == b[1].keys() and all(np.array_equal(a[1][n], b[1][n]) and a[1][n].dtype == b[1][n].dtype for n in a[1])
+def equal_files(a, b):
+    return (
+        a[0] == b[0]
+        and a[1].keys() == b[1].keys()
+        and all(np.array_equal(a[1][n], b[1][n]) and a[1][n].dtype == b[1][n].dtype for n in a[1])
+    )
 
 
 def test_flipped_anywhere(saved, tmp_path):
     data, path, good, odd = saved.read_bytes(), tmp_path / "broken.npz", read_fit(saved), []
     directory = data.index(b"PK\x01\x02")
     headers = [place for start in re.finditer(rb"NUMPY", data) for place in range(start.start(), start.start() + 70, 3)]
-    for place, bits in itertools.product([*range(0, directory, 97), *headers, *range(directory, len(data), 2)], (1, 255)):
+    for place, bits in itertools.product(
+        [*range(0, directory, 97), *headers, *range(directory, len(data), 2)], (1, 255)
+    ):
         path.write_bytes(flip(data, place, bits))
-        try: found = "same" if equal_files(read_fit(path), good) else "read as something else"
-        except ValueError as problem: found = "refused" if "broken.npz" in str(problem) else f"no name: {problem}"
-        except (NotImplementedError, RuntimeError, tokenize.TokenError, MemoryError, OverflowError) as problem: found = repr(problem)
-        if found not in ("same", "refused"): odd.append((place, bits, found))
+        try:
+            found = "same" if equal_files(read_fit(path), good) else "read as something else"
+        except ValueError as problem:
+            found = "refused" if "broken.npz" in str(problem) else f"no name: {problem}"
+        except (NotImplementedError, RuntimeError, tokenize.TokenError, MemoryError, OverflowError) as problem:
+            found = repr(problem)
+        if found not in ("same", "refused"):
+            odd.append((place, bits, found))
     assert not odd, odd[:20]
 
 
 def write_zip(path, **members):
     with zipfile.ZipFile(path, "w") as archive:
-        for name, text in members.items(): archive.writestr(name, text)
+        for name, text in members.items():
+            archive.writestr(name, text)
 
 
 def test_other_files(saved, tmp_path):
@@ -658,7 +843,9 @@ def test_other_files(saved, tmp_path):
     refuses(path)
     path.write_bytes(pickle.dumps({"format": model_fit.FORMAT}))
     refuses(path)
-    np.savez(path, header=np.array({"format": model_fit.FORMAT}, dtype=object), positions=np.ones((1, 1)), weights=np.ones(1))
+    np.savez(
+        path, header=np.array({"format": model_fit.FORMAT}, dtype=object), positions=np.ones((1, 1)), weights=np.ones(1)
+    )
     refuses(path)
     np.save(tmp_path / "array.npy", np.ones(3))
     refuses(tmp_path / "array.npy", "array.npy")
@@ -666,7 +853,10 @@ def test_other_files(saved, tmp_path):
     refuses(path)
 
 
-@pytest.mark.parametrize("header", ['{"other": 1}', "[1, 2]", "5", "null", '"text"', "{", "", '{"format": "mmdfw model fit 999"}', '{"format": null}'])
+@pytest.mark.parametrize(
+    "header",
+    ['{"other": 1}', "[1, 2]", "5", "null", '"text"', "{", "", '{"format": "mmdfw model fit 999"}', '{"format": null}'],
+)
 def test_header_is_other_json(header, saved, tmp_path):
     path = tmp_path / "broken.npz"
     np.savez(path, header=np.array(header), **read_fit(saved)[1])
@@ -680,19 +870,45 @@ def rewritten(saved, path, change_header=lambda h: None, drop=(), **arrays):
     return path
 
 
-def test_not_finite(saved, tmp_path): refuses(rewritten(saved, tmp_path / "broken.npz", positions=np.full((5, 1), np.nan, np.float32)))
+def test_not_finite(saved, tmp_path):
+    refuses(rewritten(saved, tmp_path / "broken.npz", positions=np.full((5, 1), np.nan, np.float32)))
 
 
-@pytest.mark.parametrize("change, drop", [
-    (lambda h: h.pop("settings"), ()), (lambda h: h.pop("layout"), ()), (lambda h: h.pop("records"), ()), (lambda h: h.pop("rows"), ()),
-    (lambda h: h["settings"].update(more=1), ()), (lambda h: h["settings"].update(batch_size=0), ()), (lambda h: h.update(records=[{"a": 1}]), ()),
-    (lambda h: None, ("key",)), (lambda h: None, ("lengthscale",)), (lambda h: None, ("state_0",)),
-], ids=["settings", "dimension", "records", "rows", "more settings", "bad setting", "bad records", "key", "lengthscale", "a leaf"])
+@pytest.mark.parametrize(
+    "change, drop",
+    [
+        (lambda h: h.pop("settings"), ()),
+        (lambda h: h.pop("layout"), ()),
+        (lambda h: h.pop("records"), ()),
+        (lambda h: h.pop("rows"), ()),
+        (lambda h: h["settings"].update(more=1), ()),
+        (lambda h: h["settings"].update(batch_size=0), ()),
+        (lambda h: h.update(records=[{"a": 1}]), ()),
+        (lambda h: None, ("key",)),
+        (lambda h: None, ("lengthscale",)),
+        (lambda h: None, ("state_0",)),
+    ],
+    ids=[
+        "settings",
+        "dimension",
+        "records",
+        "rows",
+        "more settings",
+        "bad setting",
+        "bad records",
+        "key",
+        "lengthscale",
+        "a leaf",
+    ],
+)
 def test_right_format_but_something_lacking(change, drop, saved, tmp_path):
     path = rewritten(saved, tmp_path / "broken.npz", change, drop)
-    try: load_fit(path, Line(), X, Y)
-    except Exception as problem: assert isinstance(problem, ValueError) and "broken.npz" in str(problem), repr(problem)  # noqa: BLE001
-    else: raise AssertionError("it was loaded")
+    try:
+        load_fit(path, Line(), X, Y)
+    except Exception as problem:
+        assert isinstance(problem, ValueError) and "broken.npz" in str(problem), repr(problem)  # noqa: BLE001
+    else:
+        raise AssertionError("it was loaded")
 
 
 def test_wrong_model_and_wrong_rows(saved):
@@ -702,70 +918,106 @@ def test_wrong_model_and_wrong_rows(saved):
     refuses(saved, "NaN", x=np.where(np.arange(40)[:, None] == 3, np.nan, X))
 
 
-def test_other_rows_of_the_same_number(saved): refuses(saved, "five.npz", x=X[::-1], y=Y)
+def test_other_rows_of_the_same_number(saved):
+    refuses(saved, "five.npz", x=X[::-1], y=Y)
 
 
 def test_other_model_of_the_same_dimension(saved):
     class Curve(Line):
-        def sample_prior(self, key): return {"curvature": jax.random.normal(key)}
+        def sample_prior(self, key):
+            return {"curvature": jax.random.normal(key)}
+
     refuses(saved, "five.npz", Curve())
 
 
-def left_behind(folder): return sorted(p.name for p in folder.rglob("*") if p.is_file())
+def left_behind(folder):
+    return sorted(p.name for p in folder.rglob("*") if p.is_file())
 
 
 def test_folder_is_a_file(grown, tmp_path):
     (tmp_path / "file").write_text("mine")
     for path in (tmp_path / "file" / "five.npz", tmp_path / "file" / "more" / "five.npz"):
-        with pytest.raises(OSError, match="file"): grown.five.save(path)
+        with pytest.raises(OSError, match="file"):
+            grown.five.save(path)
     assert left_behind(tmp_path) == ["file"] and (tmp_path / "file").read_text() == "mine"
 
 
 @pytest.mark.parametrize("case", ["notes", "destination is a folder", "disk is full"])
 def test_nothing_half_written(case, grown, tmp_path, monkeypatch):
     path = tmp_path / "five.npz"
-    if case == "destination is a folder": path.mkdir()
+    if case == "destination is a folder":
+        path.mkdir()
     if case == "disk is full":
+
         def full(file, **arrays):
             file.write(b"half")
             raise OSError(28, "No space left on device")
+
         monkeypatch.setattr(np, "savez", full)
-    with pytest.raises((OSError, TypeError, ValueError)): grown.five.save(path, notes={"bad": object()} if case == "notes" else None)
+    with pytest.raises((OSError, TypeError, ValueError)):
+        grown.five.save(path, notes={"bad": object()} if case == "notes" else None)
     assert left_behind(tmp_path) == []
 
 
 def test_an_old_file_survives_a_failure(saved, grown):
     before = saved.read_bytes()
-    with pytest.raises(TypeError, match="JSON"): grown.five.save(saved, notes={"bad": object()})
+    with pytest.raises(TypeError, match="JSON"):
+        grown.five.save(saved, notes={"bad": object()})
     assert saved.read_bytes() == before
 
 
 # Faults -----------------------------------------------------------------------------------------------------------------
 
-def with_nan(a): return np.where(np.arange(40).reshape(-1, *[1] * (a.ndim - 1)) == 3, np.nan, a)
+
+def with_nan(a):
+    return np.where(np.arange(40).reshape(-1, *[1] * (a.ndim - 1)) == 3, np.nan, a)
 
 
-
-
-@pytest.mark.parametrize("change, message", [
-    (dict(x=with_nan(X)), r"x holds NaN.*\[3\]"), (dict(y=with_nan(Y)), r"y holds NaN.*\[3\]"), (dict(x=with_nan(X) * np.inf), "x holds NaN or infinite"),
-    (dict(y=Y[:-1]), r"y must have shape \(40,\).*\(39,\)"), (dict(y=Y[:, None]), r"\(40,\).*\(40, 1\)"), (dict(y=None), r"y must have shape \(40,\)"),
-    (dict(x=X[:, 0]), r"\(rows, columns\).*\(40,\)"), (dict(x=X.astype(str)), "x must hold numbers"), (dict(y=["a"] * 40), "y must hold numbers"),
-    (dict(x=X.astype(object)), "x must hold numbers.*object"), (dict(x=X + 1j), "x must hold numbers.*complex"),
-    (dict(x=np.zeros((0, 2)), y=np.zeros(0)), r"\(0, 2\)"), (dict(x=np.zeros((40, 0))), r"\(40, 0\)"), (dict(x=[]), "x must be"),
-    (dict(x=None, y=None), "either x and y, or batches"), (dict(batches=iter([])), "either x and y, or batches"),
-    (dict(batch_size=0), "batch_size.*0"), (dict(batch_size=2.5), "batch_size.*2.5"), (dict(num_particles=0), "num_particles.*0"), (dict(num_particles=True), "num_particles.*True"),
-    (dict(first_steps=0), "first_steps.*0"), (dict(later_steps=-1), "later_steps.*-1"), (dict(chunk_size=0), "chunk_size.*0"), (dict(score_rows=0), "score_rows.*0"),
-    (dict(seconds=0.0), "seconds.*0.0"), (dict(seconds=float("nan")), "seconds.*nan"), (dict(seconds="10"), "seconds.*10"), (dict(later_rate=0.0), "later_rate.*0.0"), (dict(learning_rate=-0.1), "-0.1"), (dict(learning_rate=float("nan")), "nan"),
-    (dict(schedule="linear"), "schedule.*'linear'"), (dict(schedule=None), "schedule.*None"),
-    pytest.param(dict(learning_rate=-0.1), "learning_rate.*-0.1"),
-    pytest.param(dict(particles_per_step=0), "particles_per_step.*0"),
-    pytest.param(dict(particles_per_step="5"), "particles_per_step.*5"),
-    pytest.param(dict(first_steps="500"), "first_steps.*500"),
-    pytest.param(dict(later_steps=None), "later_steps.*None"),
-])
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (dict(x=with_nan(X)), r"x holds NaN.*\[3\]"),
+        (dict(y=with_nan(Y)), r"y holds NaN.*\[3\]"),
+        (dict(x=with_nan(X) * np.inf), "x holds NaN or infinite"),
+        (dict(y=Y[:-1]), r"y must have shape \(40,\).*\(39,\)"),
+        (dict(y=Y[:, None]), r"\(40,\).*\(40, 1\)"),
+        (dict(y=None), r"y must have shape \(40,\)"),
+        (dict(x=X[:, 0]), r"\(rows, columns\).*\(40,\)"),
+        (dict(x=X.astype(str)), "x must hold numbers"),
+        (dict(y=["a"] * 40), "y must hold numbers"),
+        (dict(x=X.astype(object)), "x must hold numbers.*object"),
+        (dict(x=X + 1j), "x must hold numbers.*complex"),
+        (dict(x=np.zeros((0, 2)), y=np.zeros(0)), r"\(0, 2\)"),
+        (dict(x=np.zeros((40, 0))), r"\(40, 0\)"),
+        (dict(x=[]), "x must be"),
+        (dict(x=None, y=None), "either x and y, or batches"),
+        (dict(batches=iter([])), "either x and y, or batches"),
+        (dict(batch_size=0), "batch_size.*0"),
+        (dict(batch_size=2.5), "batch_size.*2.5"),
+        (dict(num_particles=0), "num_particles.*0"),
+        (dict(num_particles=True), "num_particles.*True"),
+        (dict(first_steps=0), "first_steps.*0"),
+        (dict(later_steps=-1), "later_steps.*-1"),
+        (dict(chunk_size=0), "chunk_size.*0"),
+        (dict(score_rows=0), "score_rows.*0"),
+        (dict(seconds=0.0), "seconds.*0.0"),
+        (dict(seconds=float("nan")), "seconds.*nan"),
+        (dict(seconds="10"), "seconds.*10"),
+        (dict(later_rate=0.0), "later_rate.*0.0"),
+        (dict(learning_rate=-0.1), "-0.1"),
+        (dict(learning_rate=float("nan")), "nan"),
+        (dict(schedule="linear"), "schedule.*'linear'"),
+        (dict(schedule=None), "schedule.*None"),
+        pytest.param(dict(learning_rate=-0.1), "learning_rate.*-0.1"),
+        pytest.param(dict(particles_per_step=0), "particles_per_step.*0"),
+        pytest.param(dict(particles_per_step="5"), "particles_per_step.*5"),
+        pytest.param(dict(first_steps="500"), "first_steps.*500"),
+        pytest.param(dict(later_steps=None), "later_steps.*None"),
+    ],
+)
 def test_bad_input(change, message):
-    with pytest.raises(ValueError, match=message): fit_model(KEY, Line(), **(dict(x=X, y=Y) | SHORT | change))
+    with pytest.raises(ValueError, match=message):
+        fit_model(KEY, Line(), **(dict(x=X, y=Y) | SHORT | change))
 
 
 def test_whole_numbers_are_taken():
@@ -774,57 +1026,89 @@ def test_whole_numbers_are_taken():
     assert posterior(Line(), X.tolist(), Y.tolist()).num_rows == 40
 
 
-def batches_of(*sizes): return iter([(X[:n], Y[:n]) for n in sizes])
+def batches_of(*sizes):
+    return iter([(X[:n], Y[:n]) for n in sizes])
 
 
-@pytest.mark.parametrize("batches, num_rows, message", [
-    (iter([]), 40, "ended after 0 of 1"), (batches_of(40), 40, "ended after 0 of 100"), (batches_of(*[40] * 150), 40, "ended after 49 of 100"),
-    (batches_of(40, *[40] * 99, 39), 40, "same shape"), (batches_of(39), 40, "39 rows, batch_size is 40"), (all_rows(), None, "num_rows.*None"), (all_rows(), 0, "num_rows.*0"),
-    (iter([(with_nan(X), Y)]), 40, "NaN"), (itertools.chain(batches_of(40), itertools.repeat((X, with_nan(Y)))), 40, "y holds NaN"),
-], ids=["empty", "one", "ends in the first call", "last one smaller", "other size", "rows unknown", "no rows", "nan at first", "nan later"])
+@pytest.mark.parametrize(
+    "batches, num_rows, message",
+    [
+        (iter([]), 40, "ended after 0 of 1"),
+        (batches_of(40), 40, "ended after 0 of 100"),
+        (batches_of(*[40] * 150), 40, "ended after 49 of 100"),
+        (batches_of(40, *[40] * 99, 39), 40, "same shape"),
+        (batches_of(39), 40, "39 rows, batch_size is 40"),
+        (all_rows(), None, "num_rows.*None"),
+        (all_rows(), 0, "num_rows.*0"),
+        (iter([(with_nan(X), Y)]), 40, "NaN"),
+        (itertools.chain(batches_of(40), itertools.repeat((X, with_nan(Y)))), 40, "y holds NaN"),
+    ],
+    ids=[
+        "empty",
+        "one",
+        "ends in the first call",
+        "last one smaller",
+        "other size",
+        "rows unknown",
+        "no rows",
+        "nan at first",
+        "nan later",
+    ],
+)
 def test_bad_batches(batches, num_rows, message):
-    with pytest.raises(ValueError, match=message): fit_stream(batches, score_rows=40, num_rows=num_rows)
+    with pytest.raises(ValueError, match=message):
+        fit_stream(batches, score_rows=40, num_rows=num_rows)
 
 
 def test_bad_count_to_add(grown):
     for bad in (0, -1, 2.5, None):
-        with pytest.raises(ValueError, match=f"num.*{bad}"): grown.five.add(bad)
+        with pytest.raises(ValueError, match=f"num.*{bad}"):
+            grown.five.add(bad)
 
 
 class Broken(Line):
-    def log_likelihood(self, params, x, y): return jnp.nan * super().log_likelihood(params, x, y)
+    def log_likelihood(self, params, x, y):
+        return jnp.nan * super().log_likelihood(params, x, y)
 
 
 def test_likelihood_is_nan():
-    with pytest.raises(ValueError, match="first batch.*NaN or infinite"): fit_model(KEY, Broken(), X, Y, num_particles=5, **SHORT)
+    with pytest.raises(ValueError, match="first batch.*NaN or infinite"):
+        fit_model(KEY, Broken(), X, Y, num_particles=5, **SHORT)
 
 
 def stop_at(number):
     def look(particles, weights):
-        if len(weights) >= number: raise KeyboardInterrupt
+        if len(weights) >= number:
+            raise KeyboardInterrupt
         return {"particles": len(weights)}
+
     return look
 
 
 def test_interrupted_run_keeps_what_it_has(grown):
-    with pytest.warns(UserWarning, match="10 of 15 particles are kept"): stopped = fit_line(15, monitor=stop_at(10))
+    with pytest.warns(UserWarning, match="10 of 15 particles are kept"):
+        stopped = fit_line(15, monitor=stop_at(10))
     assert len(stopped) == 10 and np.array_equal(stopped.positions, grown.fifteen.positions[:10])
     assert same(stopped.add(5), grown.fifteen)
-    with pytest.warns(UserWarning, match="10 of 15 particles are kept"): stopped = grown.five.add(10, monitor=stop_at(10))
+    with pytest.warns(UserWarning, match="10 of 15 particles are kept"):
+        stopped = grown.five.add(10, monitor=stop_at(10))
     assert same(stopped.add(5), grown.fifteen) and len(grown.five) == 5
 
 
 def test_interrupted_before_there_is_anything():
-    with pytest.raises(KeyboardInterrupt): fit_line(15, monitor=stop_at(5), monitor_every=0.0)
+    with pytest.raises(KeyboardInterrupt):
+        fit_line(15, monitor=stop_at(5), monitor_every=0.0)
 
 
 def test_interrupted_run_can_be_saved(grown, tmp_path):
-    with pytest.warns(UserWarning, match="5 of 15"): stopped = fit_line(15, monitor=stop_at(5))
+    with pytest.warns(UserWarning, match="5 of 15"):
+        stopped = fit_line(15, monitor=stop_at(5))
     assert same(load_fit(stopped.save(tmp_path / "stopped.npz"), Line(), X, Y).add(10), grown.fifteen)
 
 
 def test_monitor_that_fails():
-    with pytest.raises(ZeroDivisionError): fit_line(5, monitor=lambda particles, weights: {"x": 1 / 0})
+    with pytest.raises(ZeroDivisionError):
+        fit_line(5, monitor=lambda particles, weights: {"x": 1 / 0})
 
 
 def test_another_step_rule(grown):

@@ -1,4 +1,5 @@
 """What the docs promise, read from the notebooks themselves: every page has its place, every figure its words, every name its example."""
+
 import ast
 import importlib
 import inspect
@@ -11,13 +12,28 @@ import pytest, yaml
 from fastcore.docments import docments
 
 ROOT = Path(__file__).parent.parent
-NOTEBOOKS = sorted(p for p in (ROOT / "nbs").rglob("*.ipynb") if not re.search(r"/[._]", p.relative_to(ROOT).as_posix()))
-GIVEN = {"Fit", "ModelFit", "Compressed", "Draws", "Cloud", "GaussianApproximation", "GaussianPredictive", "BernoulliPredictive"}   # what calls give back
-MODULES = sorted(".".join(p.relative_to(ROOT / "mmdfw").with_suffix("").parts) for p in (ROOT / "mmdfw").rglob("*.py") if p.stem not in ("_modidx", "__init__"))
+NOTEBOOKS = sorted(
+    p for p in (ROOT / "nbs").rglob("*.ipynb") if not re.search(r"/[._]", p.relative_to(ROOT).as_posix())
+)
+GIVEN = {
+    "Fit",
+    "ModelFit",
+    "Compressed",
+    "Draws",
+    "Cloud",
+    "GaussianApproximation",
+    "GaussianPredictive",
+    "BernoulliPredictive",
+}  # what calls give back
+MODULES = sorted(
+    ".".join(p.relative_to(ROOT / "mmdfw").with_suffix("").parts)
+    for p in (ROOT / "mmdfw").rglob("*.py")
+    if p.stem not in ("_modidx", "__init__")
+)
 
 
-
-def cells(path): return [(c, "".join(c["source"])) for c in json.loads(path.read_text(encoding="utf-8"))["cells"]]
+def cells(path):
+    return [(c, "".join(c["source"])) for c in json.loads(path.read_text(encoding="utf-8"))["cells"]]
 
 
 def sidebar():
@@ -34,6 +50,7 @@ def test_every_notebook_is_in_the_sidebar():
 
 def test_the_citation_is_of_this_version():
     import mmdfw
+
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert cited["version"] == mmdfw.__version__ and cited["preferred-citation"]["url"].endswith("1805.07912")
 
@@ -42,14 +59,22 @@ def test_the_citation_is_of_this_version():
 def test_first_cell_is_title_and_subtitle_only(path):
     "nbdev makes front matter of the first cell, and drops whatever else is in it."
     lines = [line for line in cells(path)[0][1].splitlines() if line.strip()]
-    assert len(lines) == 2 and lines[0].startswith("# ") and lines[1].startswith("> "), "text below the subtitle belongs into a cell of its own"
+    assert len(lines) == 2 and lines[0].startswith("# ") and lines[1].startswith("> "), (
+        "text below the subtitle belongs into a cell of its own"
+    )
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_every_figure_has_alternative_text(path):
-    "A line `#| fig-alt: \"...\"` at the head of the cell, read by Quarto, by the Sphinx build and by the README; hidden cells are not shown."
-    without = [c["id"] for c, source in cells(path) if c["cell_type"] == "code" and not re.match(r"#\|\s*hide\b", source)
-               and any("image/png" in output.get("data", {}) for output in c["outputs"]) and not re.match(r'(#\|.*\n)*#\| fig-alt: "[^"]{15,}"\n', source)]
+    'A line `#| fig-alt: "..."` at the head of the cell, read by Quarto, by the Sphinx build and by the README; hidden cells are not shown.'
+    without = [
+        c["id"]
+        for c, source in cells(path)
+        if c["cell_type"] == "code"
+        and not re.match(r"#\|\s*hide\b", source)
+        and any("image/png" in output.get("data", {}) for output in c["outputs"])
+        and not re.match(r'(#\|.*\n)*#\| fig-alt: "[^"]{15,}"\n', source)
+    ]
     assert not without, f"cells {without} of {path.name} show a figure without fig-alt"
 
 
@@ -61,14 +86,17 @@ def test_cells_that_import_do_nothing_else(path):
     for source in sources if exported else ():
         body = ast.parse(source).body if source not in exported and not re.match(r"[%!]", source) else []
         imports = [isinstance(node, (ast.Import, ast.ImportFrom)) for node in body]
-        inside = any(isinstance(node, (ast.Import, ast.ImportFrom)) for statement in body for node in ast.walk(statement))
+        inside = any(
+            isinstance(node, (ast.Import, ast.ImportFrom)) for statement in body for node in ast.walk(statement)
+        )
         assert not inside or all(imports), f"imports belong into a cell of their own:\n{source}"
 
 
 def public():
     for module in MODULES:
         loaded = importlib.import_module(f"mmdfw.{module}")
-        for name in getattr(loaded, "__all__", []): yield module, name, getattr(loaded, name)
+        for name in getattr(loaded, "__all__", []):
+            yield module, name, getattr(loaded, name)
 
 
 def usual() -> set:
@@ -85,15 +113,28 @@ def described(thing) -> bool:
 
 def unexplained(thing, known) -> list:
     "Arguments or fields with neither a comment, nor an annotation, nor a place in the glossary."
-    if inspect.isclass(thing) and issubclass(thing, tuple): return []   # a NamedTuple, whose fields must have types
+    if inspect.isclass(thing) and issubclass(thing, tuple):
+        return []  # a NamedTuple, whose fields must have types
     notes = docments(thing, full=True)
-    return [name for name, note in notes.items() if name not in known | {"self", "return", "args", "kwargs"} and not note.docment and note.anno is inspect.Parameter.empty]
+    return [
+        name
+        for name, note in notes.items()
+        if name not in known | {"self", "return", "args", "kwargs"}
+        and not note.docment
+        and note.anno is inspect.Parameter.empty
+    ]
 
 
 def silent(thing) -> bool:
     "Whether it gives something back and says not what. Plots take and return their axes."
-    returned = [node.value for node in ast.walk(ast.parse(inspect.getsource(thing)).body[0]) if isinstance(node, ast.Return) and node.value is not None]
-    return inspect.signature(thing).return_annotation is inspect.Signature.empty and any(getattr(value, "id", None) != "ax" for value in returned)
+    returned = [
+        node.value
+        for node in ast.walk(ast.parse(inspect.getsource(thing)).body[0])
+        if isinstance(node, ast.Return) and node.value is not None
+    ]
+    return inspect.signature(thing).return_annotation is inspect.Signature.empty and any(
+        getattr(value, "id", None) != "ax" for value in returned
+    )
 
 
 def test_every_public_name_is_documented():
@@ -102,10 +143,17 @@ def test_every_public_name_is_documented():
     bad, known = [], usual()
     for module, name, thing in public():
         if inspect.isclass(thing) or inspect.isfunction(thing):
-            if not described(thing): bad.append(f"{module}.{name}: no docstring")
+            if not described(thing):
+                bad.append(f"{module}.{name}: no docstring")
             bad += [f"{module}.{name}: {argument}" for argument in unexplained(thing, known)]
-        if name in GIVEN: bad += [f"{module}.{name}.{label}: no docstring" for label, method in vars(thing).items() if label[0] != "_" and isinstance(method, (property, FunctionType)) and not method.__doc__]
-        if inspect.isfunction(thing) and silent(thing): bad.append(f"{module}.{name}: what it returns")
+        if name in GIVEN:
+            bad += [
+                f"{module}.{name}.{label}: no docstring"
+                for label, method in vars(thing).items()
+                if label[0] != "_" and isinstance(method, (property, FunctionType)) and not method.__doc__
+            ]
+        if inspect.isfunction(thing) and silent(thing):
+            bad.append(f"{module}.{name}: what it returns")
     assert not bad, f"{len(bad)} undocumented:\n" + "\n".join(bad)
 
 
@@ -113,10 +161,19 @@ def exported_uses() -> dict:
     "For each exported definition the names that its code uses."
     uses = {}
     for module in MODULES:
-        for node in ast.parse((ROOT / "mmdfw" / f"{module.replace(chr(46), chr(47))}.py").read_text(encoding="utf-8")).body:
-            names = [node.name] if hasattr(node, "name") else [n.id for t in getattr(node, "targets", ()) for n in ast.walk(t) if isinstance(n, ast.Name)]
-            inside = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} | {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)}
-            for name in names: uses.setdefault(name, set()).update(inside - {name})
+        for node in ast.parse(
+            (ROOT / "mmdfw" / f"{module.replace(chr(46), chr(47))}.py").read_text(encoding="utf-8")
+        ).body:
+            names = (
+                [node.name]
+                if hasattr(node, "name")
+                else [n.id for t in getattr(node, "targets", ()) for n in ast.walk(t) if isinstance(n, ast.Name)]
+            )
+            inside = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} | {
+                n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)
+            }
+            for name in names:
+                uses.setdefault(name, set()).update(inside - {name})
     return uses
 
 
@@ -125,24 +182,29 @@ def shown() -> set:
     found = set()
     for path in NOTEBOOKS:
         for _, source in cells(path):
-            if not re.match(r"(#\|.*\n)*#\|\s*(export|exporti)\b", source): found |= set(re.findall(r"\w+", source))
+            if not re.match(r"(#\|.*\n)*#\|\s*(export|exporti)\b", source):
+                found |= set(re.findall(r"\w+", source))
     return found
 
 
 def test_every_public_name_is_shown_somewhere():
     "What `import mmdfw` gives stands in a cell that is not exported; every other public name does, or is used by one that does."
     import mmdfw
+
     seen, uses = shown(), exported_uses()
     assert not (missing := [name for name in mmdfw.__all__ if name not in seen]), missing
     reached, ahead = set(), [name for name in uses if name in seen]
     while ahead:
         name = ahead.pop()
-        if name not in reached: reached.add(name); ahead += [other for other in uses[name] if other in uses]
+        if name not in reached:
+            reached.add(name)
+            ahead += [other for other in uses[name] if other in uses]
     missing = [f"{module}.{name}" for module, name, _ in public() if name not in reached]
     assert not missing, f"{len(missing)} public names that no example shows or uses:\n" + "\n".join(missing)
 
 
-def wordless(a, b: int, c=1): return a
+def wordless(a, b: int, c=1):
+    return a
 
 
 def test_what_lacks_words_is_noticed():

@@ -1,20 +1,40 @@
 """Several devices and several processes find what one finds; blocks of coordinates; a process that dies; going on."""
+
 import json, os, socket, subprocess, sys, time
 import jax, jax.numpy as jnp, numpy as np, pytest
 
-from mmdfw.checks import assert_close
-from mmdfw.distributed import ProcessLost, Speeds, explain_loss, step_seconds
-from mmdfw.growth import BatchOracle
-from mmdfw.kernel import IMQ
-from mmdfw.oracle import GradientOracle, NearParticles, Problem
-from mmdfw.parallel import BlockOracle, Blocks, anchors_of, cut, divide_work, join, make_mesh, program_cost, shard_rows
+from mmdfw._checks import assert_close
+from mmdfw._across import ProcessLost, Speeds, explain_loss, step_seconds
+from mmdfw.oracles._batches import BatchOracle
+from mmdfw.kernels._kernel import IMQ
+from mmdfw.oracles._oracle import GradientOracle, NearParticles, Problem
+from mmdfw.oracles._blocks import (
+    BlockOracle,
+    Blocks,
+    anchors_of,
+    cut,
+    divide_work,
+    join,
+    make_mesh,
+    program_cost,
+    shard_rows,
+)
 
 
 def environment(**more):
     "Of a process of its own: compiled code is kept, and compiled in a hurry."
     kept = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "IN_TEST")}
-    return kept | {"JAX_PLATFORMS": "cpu", "MPLBACKEND": "agg", "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir or "",
-                   "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_ENABLE_X64": "1"} | more
+    return (
+        kept
+        | {
+            "JAX_PLATFORMS": "cpu",
+            "MPLBACKEND": "agg",
+            "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir or "",
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "JAX_ENABLE_X64": "1",
+        }
+        | more
+    )
 
 
 DATA = """
@@ -26,15 +46,15 @@ y = (x[:, 0] + rng.normal(size=101) > 0).astype(float)
 
 DEVICES = """
 import json, jax, jax.numpy as jnp, numpy as np, optax
-from mmdfw.checks import layout_of
-from mmdfw.distributed import fit_across, posterior_across
-from mmdfw.embedding import ParticleEmbedding, Particles, reference_embedding
-from mmdfw.growth import BatchOracle, begin
-from mmdfw.kernel import RBF
-from mmdfw.logistic import Logistic
-from mmdfw.oracle import GradientOracle, NearParticles, Problem, walk
-from mmdfw.parallel import BlockOracle, Blocks, ShardedStarts, block_walk, divide_work, make_mesh, shard_rows
-from mmdfw.svgd import normal_logdensity, svgd
+from mmdfw._checks import layout_of
+from mmdfw._across import fit_across, posterior_across
+from mmdfw.embeddings._embedding import ParticleEmbedding, Particles, reference_embedding
+from mmdfw.oracles._batches import BatchOracle, begin
+from mmdfw.kernels._kernel import RBF
+from mmdfw.models._logistic import Logistic
+from mmdfw.oracles._oracle import GradientOracle, NearParticles, Problem, walk
+from mmdfw.oracles._blocks import BlockOracle, Blocks, ShardedStarts, block_walk, divide_work, make_mesh, shard_rows
+from mmdfw.samplers._svgd import normal_logdensity, svgd
 found, refused, meshes = {}, {}, {n: make_mesh(n) for n in (1, 2, 4)}
 unlike = lambda a, b: float(np.max(np.abs(np.asarray(a) - np.asarray(b))))
 rng = np.random.default_rng(0)
@@ -120,12 +140,21 @@ def test_fixed_factors_are_another_algorithm(on_devices):
     assert all(error > 1e-3 for name, error in on_devices[0].items() if name.startswith("differs"))
 
 
-@pytest.mark.parametrize("name, said", [("starts", "got 6 rows: take 4 or 8"), ("minibatch", "got 10 rows: take 8 or 12"),
-                                        ("rows", "leaf ['b'] equally, got 7 rows"), ("mesh", "3 blocks need as many devices")])
-def test_uneven_shares_are_refused(on_devices, name, said): assert said in on_devices[1][name]
+@pytest.mark.parametrize(
+    "name, said",
+    [
+        ("starts", "got 6 rows: take 4 or 8"),
+        ("minibatch", "got 10 rows: take 8 or 12"),
+        ("rows", "leaf ['b'] equally, got 7 rows"),
+        ("mesh", "3 blocks need as many devices"),
+    ],
+)
+def test_uneven_shares_are_refused(on_devices, name, said):
+    assert said in on_devices[1][name]
 
 
 # One device is enough for these
+
 
 @pytest.mark.parametrize("d, num", [(1, 1), (5, 2), (6, 3), (2, 4)])
 def test_blocks_come_together_again(d, num):
@@ -135,15 +164,21 @@ def test_blocks_come_together_again(d, num):
 
 
 def test_kernels_and_embeddings_without_blocks_are_refused():
-    with pytest.raises(ValueError, match="got IMQ"): anchors_of(Problem(IMQ(1.0), None, None))
-    with pytest.raises(ValueError, match="multiple of sync_every, got 10 and 3"): BlockOracle(GradientOracle(NearParticles(), num_steps=10), Blocks(2, 3))
-    with pytest.raises(ValueError, match="batch_size 2"): BlockOracle(GradientOracle(NearParticles(), batch_size=2))
-    with pytest.raises(ValueError, match="got 'two'"): divide_work(BatchOracle(None, None, None, None), "two")
-    with pytest.raises(ValueError, match="20 steps of a piece, got 3"): divide_work(BatchOracle(None, None, None, None, piece=20), Blocks(2, 3))
+    with pytest.raises(ValueError, match="got IMQ"):
+        anchors_of(Problem(IMQ(1.0), None, None))
+    with pytest.raises(ValueError, match="multiple of sync_every, got 10 and 3"):
+        BlockOracle(GradientOracle(NearParticles(), num_steps=10), Blocks(2, 3))
+    with pytest.raises(ValueError, match="batch_size 2"):
+        BlockOracle(GradientOracle(NearParticles(), batch_size=2))
+    with pytest.raises(ValueError, match="got 'two'"):
+        divide_work(BatchOracle(None, None, None, None), "two")
+    with pytest.raises(ValueError, match="20 steps of a piece, got 3"):
+        divide_work(BatchOracle(None, None, None, None, piece=20), Blocks(2, 3))
 
 
 def test_more_devices_than_there_are():
-    with pytest.raises(ValueError, match="999 devices"): make_mesh(999)
+    with pytest.raises(ValueError, match="999 devices"):
+        make_mesh(999)
     assert shard_rows(jnp.ones((3, 2)), make_mesh(1)).shape == (3, 2)
 
 
@@ -160,9 +195,11 @@ def test_speed_model_has_a_best_number_of_devices():
 
 def test_only_losses_are_explained():
     with pytest.raises(ProcessLost, match="begins anew"):
-        with explain_loss(): raise RuntimeError("UNAVAILABLE: Task 1 heartbeat timeout")
+        with explain_loss():
+            raise RuntimeError("UNAVAILABLE: Task 1 heartbeat timeout")
     with pytest.raises(ZeroDivisionError):
-        with explain_loss(): raise ZeroDivisionError("no loss")
+        with explain_loss():
+            raise ZeroDivisionError("no loss")
 
 
 # Several processes
@@ -172,8 +209,8 @@ import os, sys, jax
 place, port, checkpoint, dies_at, out = int(sys.argv[1]), *sys.argv[2:]
 jax.distributed.initialize(f"localhost:{port}", 2, place, initialization_timeout=60, heartbeat_timeout_seconds=10, shutdown_timeout_seconds=10)
 import numpy as np
-from mmdfw.distributed import fit_across, posterior_across
-from mmdfw.logistic import Logistic
+from mmdfw._across import fit_across, posterior_across
+from mmdfw.models._logistic import Logistic
 rng = np.random.default_rng(0)
 DATA
 mine = slice(0, 40) if place == 0 else slice(40, None)  # shares that are not equal
@@ -197,14 +234,27 @@ def free_port():
 def launch(out, checkpoint, dies_at):
     "Start two processes and wait for both: what they said and their return codes, and how long the first outlived the second."
     env, port = environment(XLA_FLAGS="--xla_backend_optimization_level=0"), str(free_port())
-    each = [subprocess.Popen([sys.executable, "-c", FIT, str(i), port, str(checkpoint), str(dies_at), str(out)], env=env, stdout=subprocess.PIPE,
-                             stderr=subprocess.PIPE, text=True) for i in range(2)]
+    each = [
+        subprocess.Popen(
+            [sys.executable, "-c", FIT, str(i), port, str(checkpoint), str(dies_at), str(out)],
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for i in range(2)
+    ]
     try:
         second = each[1].communicate(timeout=150)
         begun = time.perf_counter()
-        return [each[0].communicate(timeout=60), second], [process.returncode for process in each], time.perf_counter() - begun
+        return (
+            [each[0].communicate(timeout=60), second],
+            [process.returncode for process in each],
+            time.perf_counter() - begun,
+        )
     finally:
-        for process in each: process.kill()
+        for process in each:
+            process.kill()
 
 
 @pytest.fixture(scope="module")
@@ -217,13 +267,16 @@ def runs(tmp_path_factory):
 def test_two_processes_find_what_one_finds(runs, on_devices):
     alone = np.array(on_devices[2])
     assert alone.shape == (6, 5)
-    for place in (0, 1): assert_close(np.load(runs[0] / f"cut-whole-{place}.npy"), alone, rtol=1e-7, atol=1e-9)
+    for place in (0, 1):
+        assert_close(np.load(runs[0] / f"cut-whole-{place}.npy"), alone, rtol=1e-7, atol=1e-9)
 
 
 def test_a_death_ends_the_other_with_a_clear_error(runs):
     folder, (((said, error), _), codes, outlived), _ = runs
     assert codes[1] == 9 and codes[0] != 0
-    assert "ProcessLost: process 0 of 2 has lost another one" in error and "the run goes on from" in error, error[-3000:]
+    assert "ProcessLost: process 0 of 2 has lost another one" in error and "the run goes on from" in error, error[
+        -3000:
+    ]
     assert outlived < 40 and not (folder / "cut-0.npy").exists()  # the heartbeat's limit is 10 seconds
     assert "particle 3" in said and "particle 6" not in said
 
@@ -232,4 +285,5 @@ def test_the_checkpoint_goes_on(runs, on_devices):
     folder, _, (((said, error), _), codes, _) = runs
     assert codes == [0, 0], error[-3000:]
     assert "particle 4" not in said and "particle 6" in said  # it did not begin anew
-    for place in (0, 1): assert_close(np.load(folder / f"again-{place}.npy"), np.array(on_devices[2]), rtol=1e-7, atol=1e-9)
+    for place in (0, 1):
+        assert_close(np.load(folder / f"again-{place}.npy"), np.array(on_devices[2]), rtol=1e-7, atol=1e-9)

@@ -2,6 +2,7 @@
 
 Built with Sphinx, since Quarto is seldom there; `make browser` installs Chromium. Where either is missing the tests are skipped, and say why.
 """
+
 import base64
 import functools
 import http.server
@@ -19,27 +20,41 @@ import pytest
 pytest.importorskip("sphinx", reason="needs Sphinx: make docs installs it")
 
 ROOT = Path(__file__).parent.parent
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"))), None)
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
+BROWSER = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"))), None
+)
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     "The folder of the built site. A warning of Sphinx, such as a link to nowhere, fails the build."
     out = tmp_path_factory.mktemp("site") / "docs"
-    ran = subprocess.run([sys.executable, ROOT / "tools" / "make_site.py", out, "sphinx"], capture_output=True, text=True)
+    ran = subprocess.run(
+        [sys.executable, ROOT / "tools" / "make_site.py", out, "sphinx"], capture_output=True, text=True
+    )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return out
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *args): pass
+    def log_message(self, *args):
+        pass
 
 
 @pytest.fixture(scope="module")
 def visits(site):
     "Every page, opened once at desk and at phone width: what it said, showed and linked to."
-    if BROWSER is None: pytest.skip("no Chromium: make browser installs it")
+    if BROWSER is None:
+        pytest.skip("no Chromium: make browser installs it")
     api = pytest.importorskip("playwright.sync_api", reason="needs playwright: make docs installs it")
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=site))
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -47,8 +62,11 @@ def visits(site):
     with api.sync_playwright() as play:
         browser = play.chromium.launch(executable_path=BROWSER, args=FLAGS)
         page = browser.new_page(viewport={"width": 1280, "height": 900})
-        page.set_default_timeout(300_000)   # milliseconds; a busy machine is no reason to fail
-        pages = sorted(set(p.relative_to(site).as_posix() for p in site.rglob("*.html") if "_static" not in p.parts) - {"genindex.html", "search.html"})
+        page.set_default_timeout(300_000)  # milliseconds; a busy machine is no reason to fail
+        pages = sorted(
+            set(p.relative_to(site).as_posix() for p in site.rglob("*.html") if "_static" not in p.parts)
+            - {"genindex.html", "search.html"}
+        )
         found = {name: visit(page, address, name) for name in pages}
         found["search"] = search(page, address)
         browser.close()
@@ -72,17 +90,29 @@ LOOK = """() => ({
 def visit(page, address, name):
     "What one page has to show."
     errors = []
-    listen = {"console": lambda message: errors.append(f"{message.text} {message.location}") if message.type == "error" else None, "pageerror": lambda error: errors.append(str(error)),
-              "request": lambda request: None if request.url.startswith((address, "data:", "blob:")) else errors.append(f"asks for {request.url}")}
-    for event, hear in listen.items(): page.on(event, hear)
+    listen = {
+        "console": lambda message: (
+            errors.append(f"{message.text} {message.location}") if message.type == "error" else None
+        ),
+        "pageerror": lambda error: errors.append(str(error)),
+        "request": lambda request: (
+            None if request.url.startswith((address, "data:", "blob:")) else errors.append(f"asks for {request.url}")
+        ),
+    }
+    for event, hear in listen.items():
+        page.on(event, hear)
     page.set_viewport_size({"width": 1280, "height": 900})
     page.goto(address + name)
-    if page.locator(".math").count(): page.wait_for_function("window.MathJax && MathJax.startup && MathJax.startup.promise")
+    if page.locator(".math").count():
+        page.wait_for_function("window.MathJax && MathJax.startup && MathJax.startup.promise")
     page.evaluate("() => window.MathJax && MathJax.startup ? MathJax.startup.promise.then(() => 1) : 1")
     seen = page.evaluate(LOOK)
     page.set_viewport_size({"width": 390, "height": 844})
-    seen["overflow"] = page.evaluate("() => Math.max(document.documentElement.scrollWidth, document.body.scrollWidth) - window.innerWidth")
-    for event, hear in listen.items(): page.remove_listener(event, hear)
+    seen["overflow"] = page.evaluate(
+        "() => Math.max(document.documentElement.scrollWidth, document.body.scrollWidth) - window.innerWidth"
+    )
+    for event, hear in listen.items():
+        page.remove_listener(event, hear)
     return seen | {"errors": errors, "address": address}
 
 
@@ -93,11 +123,13 @@ def search(page, address):
     return page.locator("#search-results li a").all_inner_texts()
 
 
-def complaints(visits, of): return {name: found for name, seen in visits.items() if name != "search" and (found := of(seen))}
+def complaints(visits, of):
+    return {name: found for name, seen in visits.items() if name != "search" and (found := of(seen))}
 
 
 def test_every_page_of_the_sidebar_is_built(site):
     import yaml
+
     items = yaml.safe_load((ROOT / "_quarto.yml").read_text(encoding="utf-8"))["website"]["sidebar"]["contents"]
     pages = [page for item in items for page in ([item] if isinstance(item, str) else item["contents"])]
     html = [re.sub(r"(^|/)\d+[a-z]*_", r"\1", page).rsplit(".", 1)[0] + ".html" for page in pages]
@@ -109,7 +141,8 @@ def test_api_is_documented_and_leads_to_its_source(site):
     assert 'id="linesearch"' in text and re.search(r'class="source" href="[^"]*/mmdfw/step\.py#L\d+"', text)
 
 
-def test_no_page_complains_or_asks_for_the_internet(visits): assert complaints(visits, lambda seen: seen["errors"]) == {}
+def test_no_page_complains_or_asks_for_the_internet(visits):
+    assert complaints(visits, lambda seen: seen["errors"]) == {}
 
 
 def test_links_and_anchors_lead_somewhere(site, visits):
@@ -117,26 +150,39 @@ def test_links_and_anchors_lead_somewhere(site, visits):
         for link in {link for link in seen["links"] if link.startswith(seen["address"])}:
             target, anchor = urldefrag(link.removeprefix(seen["address"]))
             target = target.split("?")[0] or "index.html"
-            if not (site / target).is_file() or anchor and target in visits and unquote(anchor) not in visits[target]["anchors"]: yield link
+            if (
+                not (site / target).is_file()
+                or anchor
+                and target in visits
+                and unquote(anchor) not in visits[target]["anchors"]
+            ):
+                yield link
+
     assert complaints(visits, lambda seen: sorted(dead(seen))) == {}
 
 
 def test_math_is_drawn(visits):
     assert complaints(visits, lambda seen: seen["wrong"] + seen["dollars"]) == {}
-    assert complaints(visits, lambda seen: seen["formulas"] != seen["drawn"] and (seen["formulas"], seen["drawn"])) == {}
+    assert (
+        complaints(visits, lambda seen: seen["formulas"] != seen["drawn"] and (seen["formulas"], seen["drawn"])) == {}
+    )
     assert visits["theory/kernel.html"]["formulas"] > 20
 
 
-def test_no_link_or_table_is_left_as_markdown(visits): assert complaints(visits, lambda seen: seen["raw"]) == {}
+def test_no_link_or_table_is_left_as_markdown(visits):
+    assert complaints(visits, lambda seen: seen["raw"]) == {}
 
 
-def test_figures_are_there_and_have_words(visits): assert complaints(visits, lambda seen: seen["silent"] + seen["broken"]) == {}
+def test_figures_are_there_and_have_words(visits):
+    assert complaints(visits, lambda seen: seen["silent"] + seen["broken"]) == {}
 
 
-def test_pages_fit_a_phone(visits): assert complaints(visits, lambda seen: seen["overflow"] > 0 and f"{seen['overflow']} pixels too wide") == {}
+def test_pages_fit_a_phone(visits):
+    assert complaints(visits, lambda seen: seen["overflow"] > 0 and f"{seen['overflow']} pixels too wide") == {}
 
 
-def test_search_finds_a_name(visits): assert any("step" in title.lower() for title in visits["search"]), visits["search"]
+def test_search_finds_a_name(visits):
+    assert any("step" in title.lower() for title in visits["search"]), visits["search"]
 
 
 FAKE = """#!/bin/sh
@@ -149,32 +195,59 @@ test -f _quarto.yml && mkdir _docs && cp index.ipynb _docs/index.html && exit $Q
 def test_quarto_is_asked_where_there_is_one(tmp_path, says):
     "With a `quarto` on the PATH that only takes notes: it is called once, on the processed notebooks, its site becomes _docs, and its failure is ours."
     import yaml
+
     pages = ["index.ipynb", "theory/40_step.ipynb", "changelog.md"]
     config = yaml.safe_load((ROOT / "_quarto.yml").read_text(encoding="utf-8"))
     config["website"]["sidebar"]["contents"] = pages
-    for name in ("tools/make_site.py", "settings.ini", "README.md", "CHANGELOG.md", "mmdfw/__init__.py", "mmdfw/_modidx.py", "mmdfw/step.py", *(f"nbs/{page}" for page in pages), "nbs/map.svg", "nbs/styles.css"):
+    for name in (
+        "tools/make_site.py",
+        "settings.ini",
+        "README.md",
+        "CHANGELOG.md",
+        "mmdfw/__init__.py",
+        "mmdfw/_modidx.py",
+        "mmdfw/step.py",
+        *(f"nbs/{page}" for page in pages),
+        "nbs/map.svg",
+        "nbs/styles.css",
+    ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, tmp_path / name)
-    for name in ("_quarto.yml", "nbs/_quarto.yml"): (tmp_path / name).write_text(yaml.safe_dump(config), encoding="utf-8")
+    for name in ("_quarto.yml", "nbs/_quarto.yml"):
+        (tmp_path / name).write_text(yaml.safe_dump(config), encoding="utf-8")
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "quarto").write_text(FAKE)
     (tmp_path / "bin" / "quarto").chmod(0o755)
-    environment = os.environ | {"PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}", "QUARTO_LOG": str(tmp_path / "log"), "QUARTO_SAYS": str(says)}
-    ran = subprocess.run([sys.executable, tmp_path / "tools" / "make_site.py"], env=environment, capture_output=True, text=True)
+    environment = os.environ | {
+        "PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}",
+        "QUARTO_LOG": str(tmp_path / "log"),
+        "QUARTO_SAYS": str(says),
+    }
+    ran = subprocess.run(
+        [sys.executable, tmp_path / "tools" / "make_site.py"], env=environment, capture_output=True, text=True
+    )
     assert ran.returncode == says, ran.stdout + ran.stderr
     assert (tmp_path / "log").read_text().splitlines() == [f"{(tmp_path / '_proc').resolve()}: render --no-cache"]
     assert (tmp_path / "_docs" / "index.html").is_file() == (says == 0)
     processed = yaml.safe_load((tmp_path / "_proc" / "_quarto.yml").read_text(encoding="utf-8"))
     assert processed["project"]["output-dir"] == "_docs" and processed["website"]["sidebar"]["contents"] == pages
-    assert "/mmdfw/step.py#L" in (tmp_path / "_proc" / "theory" / "40_step.ipynb").read_text(encoding="utf-8"), "the API is written out, with links to the source"
-    assert (tmp_path / "README.md").read_text(encoding="utf-8") == (ROOT / "README.md").read_text(encoding="utf-8"), "nbdev writes no README"
+    assert "/mmdfw/step.py#L" in (tmp_path / "_proc" / "theory" / "40_step.ipynb").read_text(encoding="utf-8"), (
+        "the API is written out, with links to the source"
+    )
+    assert (tmp_path / "README.md").read_text(encoding="utf-8") == (ROOT / "README.md").read_text(encoding="utf-8"), (
+        "nbdev writes no README"
+    )
 
 
 def test_wide_figures_are_known_by_their_pixels():
     sys.path.insert(0, str(ROOT / "tools"))
-    try: from make_site import wide
-    finally: sys.path.pop(0)
-    header = lambda width: base64.b64encode(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + width.to_bytes(4, "big") + bytes(40)).decode()
+    try:
+        from make_site import wide
+    finally:
+        sys.path.pop(0)
+    header = lambda width: base64.b64encode(
+        b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + width.to_bytes(4, "big") + bytes(40)
+    ).decode()
     shown = lambda width: {"outputs": [{"data": {"text/plain": "x"}}, {"data": {"image/png": header(width)}}]}
     assert wide(shown(1600)) and not wide(shown(736)) and not wide({"outputs": []})
 
@@ -182,7 +255,17 @@ def test_wide_figures_are_known_by_their_pixels():
 def test_a_page_that_is_not_there_is_named(tmp_path):
     "The build says which file _quarto.yml names in vain."
     sys.path.insert(0, str(ROOT / "tools"))
-    try: from make_site import sections
-    finally: sys.path.pop(0)
+    try:
+        from make_site import sections
+    finally:
+        sys.path.pop(0)
     with pytest.raises(SystemExit, match="_quarto.yml names theory/99_nothing.ipynb, which nbs/ does not have"):
-        sections({"website": {"sidebar": {"contents": ["index.ipynb", {"section": "Theory", "contents": ["theory/99_nothing.ipynb"]}]}}})
+        sections(
+            {
+                "website": {
+                    "sidebar": {
+                        "contents": ["index.ipynb", {"section": "Theory", "contents": ["theory/99_nothing.ipynb"]}]
+                    }
+                }
+            }
+        )

@@ -3,6 +3,7 @@
 Quarto does it where it is installed. Elsewhere Sphinx does, from the same notebooks (nbdev's processed ones, in _proc) and
 the same _quarto.yml: title, order and sections. What is here turns the one's dialect into the other's.
 """
+
 import base64
 import json
 import os
@@ -37,14 +38,21 @@ def sections(config: dict) -> list:
     "(heading or None, pages) as the sidebar of _quarto.yml has them; every page must be there."
     found = [(None, [])]
     for item in config["website"]["sidebar"]["contents"]:
-        if isinstance(item, dict) and "section" in item: found.append((item["section"], item["contents"]))
-        elif found[-1][0] is None: found[-1][1].append(item)
-        else: found.append((None, [item]))
+        if isinstance(item, dict) and "section" in item:
+            found.append((item["section"], item["contents"]))
+        elif found[-1][0] is None:
+            found[-1][1].append(item)
+        else:
+            found.append((None, [item]))
     pages = [page for _, pages in found for page in pages]
     missing = [page for page in pages if not (ROOT / "nbs" / page).is_file()]
-    if missing: sys.exit(f"_quarto.yml names {', '.join(missing)}, which nbs/ does not have: write it, or take it out of _quarto.yml")
+    if missing:
+        sys.exit(
+            f"_quarto.yml names {', '.join(missing)}, which nbs/ does not have: write it, or take it out of _quarto.yml"
+        )
     twice = [page for page in pages if [renamed(other) for other in pages].count(renamed(page)) > 1]
-    if twice: sys.exit(f"{' and '.join(twice)} would be one page: without its number each needs a name of its own")
+    if twice:
+        sys.exit(f"{' and '.join(twice)} would be one page: without its number each needs a name of its own")
     return found
 
 
@@ -60,7 +68,9 @@ def options(source: str) -> tuple:
     "Quarto's options at the head of a cell, and the code below them."
     lines = source.splitlines(True)
     head = [line for line in lines if line.startswith("#|")]
-    return yaml.safe_load("".join(line[2:].strip() + "\n" for line in head)) or {}, "".join(line for line in lines if line not in head)
+    return yaml.safe_load("".join(line[2:].strip() + "\n" for line in head)) or {}, "".join(
+        line for line in lines if line not in head
+    )
 
 
 def api(text: str) -> str:
@@ -86,24 +96,46 @@ def cells(notebook: dict):
         elif cell["cell_type"] == "code":
             chosen, code = options(source)
             if chosen.get("output") == "asis":
-                for output in cell["outputs"]: yield dict(cell_type="markdown", metadata={}, source=api("".join(output["data"]["text/markdown"])))
+                for output in cell["outputs"]:
+                    yield dict(cell_type="markdown", metadata={}, source=api("".join(output["data"]["text/markdown"])))
                 continue
-            image = {"image": {"alt": chosen["fig-alt"]} | ({"classes": "wide"} if wide(cell) else {})} if "fig-alt" in chosen else {}
+            image = (
+                {"image": {"alt": chosen["fig-alt"]} | ({"classes": "wide"} if wide(cell) else {})}
+                if "fig-alt" in chosen
+                else {}
+            )
             tags = ["remove-input"] if chosen.get("echo") is False else []
             yield dict(cell, source=code, metadata={"tags": tags, "mystnb": image})
-        else: yield dict(cell, source=source)
+        else:
+            yield dict(cell, source=source)
 
 
 def with_links(cell: dict, page: str, host: str) -> dict:
     "The cell with its links, and those in what it printed as Markdown, leading to pages of the site."
-    if cell["cell_type"] == "markdown": return dict(cell, source=site_links(cell["source"], page, host))
-    linked = lambda data: data | {"text/markdown": site_links("".join(data["text/markdown"]), page, host)} if "text/markdown" in data else data
-    return dict(cell, outputs=[dict(output, data=linked(output["data"])) if "data" in output else output for output in cell["outputs"]])
+    if cell["cell_type"] == "markdown":
+        return dict(cell, source=site_links(cell["source"], page, host))
+    linked = lambda data: (
+        data | {"text/markdown": site_links("".join(data["text/markdown"]), page, host)}
+        if "text/markdown" in data
+        else data
+    )
+    return dict(
+        cell,
+        outputs=[
+            dict(output, data=linked(output["data"])) if "data" in output else output for output in cell["outputs"]
+        ],
+    )
 
 
 def toctree(found: list) -> str:
     "The order of the pages, for Sphinx."
-    tree = lambda caption, pages: "```{toctree}\n:hidden:\n" + (f":caption: {caption}\n" if caption else "") + "\n" + "\n".join(map(renamed, pages)) + "\n```"
+    tree = lambda caption, pages: (
+        "```{toctree}\n:hidden:\n"
+        + (f":caption: {caption}\n" if caption else "")
+        + "\n"
+        + "\n".join(map(renamed, pages))
+        + "\n```"
+    )
     return "\n\n".join(tree(caption, [page for page in pages if page != "index.ipynb"]) for caption, pages in found)
 
 
@@ -114,22 +146,37 @@ def write_sources(processed: Path, out: Path, found: list, host: str):
     for file in sorted(p for p in processed.rglob("*") if p.is_file()):
         page = file.relative_to(processed).as_posix()
         to = out / ("_static/" + page if file.suffix == ".css" else renamed(page))
-        if page not in pages and file.suffix in PAGES + (".yml",): continue
+        if page not in pages and file.suffix in PAGES + (".yml",):
+            continue
         to.parent.mkdir(parents=True, exist_ok=True)
-        if file.suffix == ".md": to.write_text(site_links(file.read_text(encoding="utf-8"), page, host), encoding="utf-8")
-        elif file.suffix != ".ipynb": shutil.copy2(file, to)
+        if file.suffix == ".md":
+            to.write_text(site_links(file.read_text(encoding="utf-8"), page, host), encoding="utf-8")
+        elif file.suffix != ".ipynb":
+            shutil.copy2(file, to)
         else:
             notebook = json.loads(file.read_text(encoding="utf-8"))
             made = [with_links(cell, page, host) for cell in cells(notebook)]
-            if page == "index.ipynb": made.append(dict(cell_type="markdown", metadata={}, source=toctree(found)))
-            to.write_text(json.dumps(dict(notebook, cells=[{k: v for k, v in cell.items() if k != "id"} for cell in made], nbformat_minor=4)), encoding="utf-8")
+            if page == "index.ipynb":
+                made.append(dict(cell_type="markdown", metadata={}, source=toctree(found)))
+            to.write_text(
+                json.dumps(
+                    dict(
+                        notebook,
+                        cells=[{k: v for k, v in cell.items() if k != "id"} for cell in made],
+                        nbformat_minor=4,
+                    )
+                ),
+                encoding="utf-8",
+            )
 
 
 def copy(source: Path, to: Path):
     "A file or a folder."
     to.parent.mkdir(parents=True, exist_ok=True)
-    if source.is_dir(): shutil.copytree(source, to)
-    else: shutil.copy2(source, to)
+    if source.is_dir():
+        shutil.copytree(source, to)
+    else:
+        shutil.copy2(source, to)
 
 
 def with_sphinx(config: dict, found: list, out: Path):
@@ -143,17 +190,53 @@ def with_sphinx(config: dict, found: list, out: Path):
     host = settings.doc_host + settings.doc_baseurl
     processed = proc_nbs(force=stale())
     chosen = dict(
-        project=config["website"]["title"], html_title=config["website"]["title"], author=settings.author, version=settings.version, release=settings.version,
-        extensions=["myst_nb"], mathjax_path="mathjax/tex-chtml.js", html_theme="sphinx_book_theme", html_static_path=["_static"], html_css_files=["styles.css"], html_favicon=config["website"]["favicon"],
-        html_context={"default_mode": "light"}, html_theme_options={"use_source_button": False, "use_download_button": False, "show_toc_level": 2, "navbar_persistent": []},
-        nb_execution_mode="off", nb_merge_streams=True, nb_render_markdown_format="myst", myst_heading_anchors=4, myst_heading_slug_func="make_site.slug",
-        myst_enable_extensions=["dollarmath", "amsmath"], myst_dmath_double_inline=True, suppress_warnings=["myst.header"], html_copy_source=False, html_show_sourcelink=False)
+        project=config["website"]["title"],
+        html_title=config["website"]["title"],
+        author=settings.author,
+        version=settings.version,
+        release=settings.version,
+        extensions=["myst_nb"],
+        mathjax_path="mathjax/tex-chtml.js",
+        html_theme="sphinx_book_theme",
+        html_static_path=["_static"],
+        html_css_files=["styles.css"],
+        html_favicon=config["website"]["favicon"],
+        html_context={"default_mode": "light"},
+        html_theme_options={
+            "use_source_button": False,
+            "use_download_button": False,
+            "show_toc_level": 2,
+            "navbar_persistent": [],
+        },
+        nb_execution_mode="off",
+        nb_merge_streams=True,
+        nb_render_markdown_format="myst",
+        myst_heading_anchors=4,
+        myst_heading_slug_func="make_site.slug",
+        myst_enable_extensions=["dollarmath", "amsmath"],
+        myst_dmath_double_inline=True,
+        suppress_warnings=["myst.header"],
+        html_copy_source=False,
+        html_show_sourcelink=False,
+    )
     with TemporaryDirectory() as work, docutils_namespace():
         sources, built = Path(work, "sources"), Path(work, "html")
         write_sources(processed, sources, found, host)
         mathjax = Path(find_spec("sphinx-mathjax-offline").origin).parent / "static" / "mathjax"
-        for needed in ("tex-chtml.js", "input/tex", "output/chtml"): copy(mathjax / needed, sources / "_static" / "mathjax" / needed)
-        app = Sphinx(sources, None, built, Path(work, "doctrees"), "html", confoverrides=chosen, warningiserror=True, freshenv=True, parallel=2, status=None)
+        for needed in ("tex-chtml.js", "input/tex", "output/chtml"):
+            copy(mathjax / needed, sources / "_static" / "mathjax" / needed)
+        app = Sphinx(
+            sources,
+            None,
+            built,
+            Path(work, "doctrees"),
+            "html",
+            confoverrides=chosen,
+            warningiserror=True,
+            freshenv=True,
+            parallel=2,
+            status=None,
+        )
         app.build()
         shutil.rmtree(out, ignore_errors=True)
         shutil.move(built, out)
@@ -171,8 +254,10 @@ def main(out: str = "_docs", builder: str = "quarto" if shutil.which("quarto") e
     os.chdir(ROOT)
     config = yaml.safe_load((ROOT / "_quarto.yml").read_text(encoding="utf-8"))
     found = sections(config)
-    if builder == "quarto": return subprocess.run([Path(sys.executable).parent / "nbdev_docs"]).returncode
+    if builder == "quarto":
+        return subprocess.run([Path(sys.executable).parent / "nbdev_docs"]).returncode
     return with_sphinx(config, found, Path(out).resolve())
 
 
-if __name__ == "__main__": sys.exit(main(*sys.argv[1:]))
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

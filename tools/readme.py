@@ -1,4 +1,5 @@
 """How nbconvert turns nbs/index.ipynb into README.md; `make readme` passes this file as its configuration."""
+
 import os
 import re
 
@@ -10,7 +11,8 @@ class FrontPage(Preprocessor):
 
     def preprocess_cell(self, cell, resources, index):
         if cell.cell_type == "code":
-            if re.search(r"^#\|\s*echo:\s*false", cell.source, re.M): cell.metadata.transient = {"remove_source": True}
+            if re.search(r"^#\|\s*echo:\s*false", cell.source, re.M):
+                cell.metadata.transient = {"remove_source": True}
             alt = re.search(r'^#\|\s*fig-alt:\s*"(.*)"', cell.source, re.M)
             for output in cell.outputs:
                 if alt and "image/png" in output.get("data", {}):
@@ -20,13 +22,16 @@ class FrontPage(Preprocessor):
             cell.source = re.sub(r"\]\((?![a-z]+:|[#/])([^)\s]+)", self.relink, cell.source)
         return cell, resources
 
-    def relink(self, match): return "](" + os.path.relpath(os.path.realpath("nbs/" + match[1])).replace(os.sep, "/")   # through symbolic links
+    def relink(self, match):
+        return "](" + os.path.relpath(os.path.realpath("nbs/" + match[1])).replace(
+            os.sep, "/"
+        )  # through symbolic links
 
     def preprocess(self, nb, resources):
-        nb.metadata.language_info = {"name": "python"}   # nbdev_clean takes it out; it colours the code
+        nb.metadata.language_info = {"name": "python"}  # nbdev_clean takes it out; it colours the code
         return super().preprocess(nb, resources)
 
 
 c = get_config()  # noqa: F821
 c.MarkdownExporter.preprocessors = [FrontPage]
-c.RegexRemovePreprocessor.patterns = [r"(#\|.*\n)*#\|\s*hide\s*(\n|\Z)", r"---\n"]   # hidden cells, front matter
+c.RegexRemovePreprocessor.patterns = [r"(#\|.*\n)*#\|\s*hide\s*(\n|\Z)", r"---\n"]  # hidden cells, front matter

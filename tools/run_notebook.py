@@ -2,6 +2,7 @@
 
 A notebook that fails is left as it was.
 """
+
 import os
 import re
 import sys
@@ -11,15 +12,19 @@ from execnb.nbio import read_nb, write_nb
 from execnb.shell import CaptureShell
 
 
-def skipped(cell): return cell.cell_type != "code" or re.search(r"^#\|\s*eval:\s*false", cell.source, re.M | re.I)
+def skipped(cell):
+    return cell.cell_type != "code" or re.search(r"^#\|\s*eval:\s*false", cell.source, re.M | re.I)
 
 
 path = Path(sys.argv[1]).resolve()
 nb = read_nb(path)
-for cell in nb.cells:   # the shell keeps the old output of a cell that now has none
-    if not skipped(cell): cell.outputs = []
+for cell in nb.cells:  # the shell keeps the old output of a cell that now has none
+    if not skipped(cell):
+        cell.outputs = []
 os.chdir(path.parent)
 shell = CaptureShell(path)
-try: shell.run_all(nb, exc_stop=True, preproc=skipped)
-except BaseException: sys.exit(shell.prettytb(path))
+try:
+    shell.run_all(nb, exc_stop=True, preproc=skipped)
+except BaseException:
+    sys.exit(shell.prettytb(path))
 write_nb(nb, path)
