@@ -138,7 +138,7 @@ def test_every_page_of_the_sidebar_is_built(site):
 
 def test_api_is_documented_and_leads_to_its_source(site):
     text = (site / "theory" / "step.html").read_text(encoding="utf-8")
-    assert 'id="linesearch"' in text and re.search(r'class="source" href="[^"]*/mmdfw/step\.py#L\d+"', text)
+    assert 'id="linesearch"' in text and re.search(r'class="source" href="[^"]*/mmdfw/steps/_step\.py#L\d+"', text)
 
 
 def test_no_page_complains_or_asks_for_the_internet(visits):
@@ -206,7 +206,7 @@ def test_quarto_is_asked_where_there_is_one(tmp_path, says):
         "CHANGELOG.md",
         "mmdfw/__init__.py",
         "mmdfw/_modidx.py",
-        "mmdfw/step.py",
+        "mmdfw/steps/_step.py",
         *(f"nbs/{page}" for page in pages),
         "nbs/map.svg",
         "nbs/styles.css",
@@ -231,7 +231,7 @@ def test_quarto_is_asked_where_there_is_one(tmp_path, says):
     assert (tmp_path / "_docs" / "index.html").is_file() == (says == 0)
     processed = yaml.safe_load((tmp_path / "_proc" / "_quarto.yml").read_text(encoding="utf-8"))
     assert processed["project"]["output-dir"] == "_docs" and processed["website"]["sidebar"]["contents"] == pages
-    assert "/mmdfw/step.py#L" in (tmp_path / "_proc" / "theory" / "40_step.ipynb").read_text(encoding="utf-8"), (
+    assert "/mmdfw/steps/_step.py#L" in (tmp_path / "_proc" / "theory" / "40_step.ipynb").read_text(encoding="utf-8"), (
         "the API is written out, with links to the source"
     )
     assert (tmp_path / "README.md").read_text(encoding="utf-8") == (ROOT / "README.md").read_text(encoding="utf-8"), (
