@@ -267,7 +267,7 @@ def checked_setting(setting: Setting, position: jax.Array) -> Setting:
 
     def look(point):
         features = setting.kernel.features(point)
-        if setting.embedding.fixed:
+        if setting.embedding.has_values:
             setting.embedding.mean(point, None)
         return setting.kernel.gram(features, features)
 
@@ -314,7 +314,7 @@ def choose_rule(embedding: Embedding, rule) -> StepRule:
                 "free weights are all zero where mu_p = 0; use Quadrature('simplex') or Quadrature('sum_to_one')"
             )
         return rule or Quadrature("simplex")
-    return rule or (Quadrature() if embedding.fixed else ConstantStep())
+    return rule or (Quadrature() if embedding.has_values else ConstantStep())
 
 # %% ../nbs/library/80_fit.ipynb #ca6142be
 def next_step(parts: Components, key: jax.Array, state: State, most: int = 2**31 - 1) -> tuple:  # -> State, Info
@@ -375,7 +375,7 @@ def close_enough(info: Info, gap_tolerance: float) -> bool:
 # %% ../nbs/library/80_fit.ipynb #1a496e7c
 def grow_once(key: jax.Array, parts: Components, state: State, most: int) -> tuple:  # -> State, Info
     "One step, with room made for it first."
-    wanted = capacity_for(bar_count(state) + parts.oracle.batch_size)
+    wanted = capacity_for(bar_count(state) + parts.oracle.particles_per_step)
     if wanted > len(state.means):
         state = jitted_room(state, wanted)
     return jitted_step(parts, key, state, most)
@@ -432,7 +432,7 @@ class Fit:
         return len(self.weights)
 
     def __repr__(self):
-        measure = "MMD^2" if self.parts.embedding.fixed else "KSD^2"
+        measure = "MMD^2" if self.parts.embedding.has_values else "KSD^2"
         return (
             f"Fit({len(self)} particles, {measure} {self.discrepancy:.3g}, {self.evaluations} target evaluations, "
             f"embedding: {self.embedding_name})"
@@ -483,7 +483,7 @@ def into_support(
         positions = jnp.where(good[:, None], positions, nearest)
     else:
         positions, weights = positions[good], weights[good] / jnp.sum(weights[good])
-    if not parts.embedding.fixed:
+    if not parts.embedding.has_values:
         return positions, weights
     return positions, jitted_weigh(parts.kernel, parts.embedding, positions, parts.step_rule, weights).weights
 
@@ -518,11 +518,11 @@ def finish(parts: Components, state: State, history: History, context: Context, 
     n, refinement = int(state.particles.count), None
     positions, weights = jitted_in_use(state, n)
     value = history.discrepancy[-1] if len(history.count) else jitted_discrepancy(parts, state)
-    if context.refine and parts.embedding.fixed:
+    if context.refine and parts.embedding.has_values:
         refinement = run_refinement(parts, positions, weights, context.max_steps, progress)
         positions, weights, value = refinement.positions, refinement.weighed.weights, refinement.mmd2
     kept, weights = into_support(parts, context.target.logdensity, positions, weights)
-    moved = parts.embedding.fixed and kept is not positions
+    moved = parts.embedding.has_values and kept is not positions
     if moved:
         value = jitted_mmd2(parts, kept, weights)
     passes = (refinement.passes + 1 if refinement else 0) + 2 * moved
@@ -605,7 +605,7 @@ def check_gap(gap_tolerance: float | None, embedding: Embedding):
     if gap_tolerance is None:
         return
     check_positive("gap_tolerance", gap_tolerance)
-    if not embedding.fixed:
+    if not embedding.has_values:
         raise ValueError(
             f"gap_tolerance={gap_tolerance} needs values of mu_p, and {type(embedding).__name__} estimates its slopes: give embedding='cloud', 'stein' or a reference set"
         )
@@ -637,7 +637,7 @@ def expectation(
 ) -> IntegralPosterior:
     "E f under the target, with the standard deviation that quadrature gives it (NaN where mu_p is not known)."
     values, parts = jax.vmap(f)(result.particles), result.parts
-    if not parts.embedding.fixed:
+    if not parts.embedding.has_values:
         weights = result.weights / jnp.sum(result.weights)
         return IntegralPosterior(jnp.tensordot(weights, values, 1), jnp.full(values.shape[1:], jnp.nan, weights.dtype))
     return jitted_belief(parts, result.positions, result.weights, values)._replace(dof=len(values) - 1)

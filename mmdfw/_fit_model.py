@@ -158,13 +158,13 @@ def call_oracle(oracle: BatchOracle, key: jax.Array, state, batches, run: Run, o
     frozen = flock.positions[:0] if first else state.particles.position[:n]
     used = jnp.zeros(0, frozen.dtype) if first else (jnp.arange(n) < state.particles.count).astype(frozen.dtype)
     steps, rate = (oracle.first_steps, oracle.first_rate) if first else (oracle.later_steps, oracle.later_rate)
-    equal = jnp.full(oracle.batch_size, 1 / oracle.batch_size, frozen.dtype)
+    equal = jnp.full(oracle.particles_per_step, 1 / oracle.particles_per_step, frozen.dtype)
     for i, total in enumerate(lengths(run, steps, others, oracle.piece)):
         stack = None if batches is None else stack_batches(batches, oracle.piece)
         flock = jax.block_until_ready(
             jitted_advance(engine, jax.random.fold_in(walk_key, i), flock, frozen, used, total, rate, stack)
         )
-        run.tick(oracle.piece, oracle.batch_size)
+        run.tick(oracle.piece, oracle.particles_per_step)
         if first:
             run.ask(flock.positions, equal)
     return flock
@@ -172,7 +172,7 @@ def call_oracle(oracle: BatchOracle, key: jax.Array, state, batches, run: Run, o
 # %% ../nbs/library/82_fit_model.ipynb #5798e1f5
 def calls_for(oracle: BatchOracle, num: int) -> int:
     "Calls of the oracle until there are `num` more particles."
-    return -(-num // oracle.batch_size)
+    return -(-num // oracle.particles_per_step)
 
 
 def grow_on_data(
@@ -187,7 +187,7 @@ def grow_on_data(
             if state is None:
                 parts, state = first_state(make_parts, flock)
             else:
-                state = with_capacity(state, capacity_for(count() + oracle.batch_size, 16))
+                state = with_capacity(state, capacity_for(count() + oracle.particles_per_step, 16))
                 state, info = jitted_accept(parts._replace(oracle=engine_of(oracle)), state, flock, num_particles)
                 if not bool(info.accepted):
                     warnings.warn(
@@ -420,8 +420,8 @@ def save_fit(result: ModelFit, path, notes=None) -> Path:
     settings = {
         name: getattr(oracle, name)
         for name in (
+            "particles_per_step",
             "batch_size",
-            "rows_per_step",
             "num_rows",
             "first_steps",
             "later_steps",
@@ -507,7 +507,7 @@ def load_fit(
     try:
         if header["layout"] != describe(layout):
             raise ValueError(f"it holds parameters {header['layout']}, the model has {describe(layout)}")
-        rows, whole = gather_rows(x, y, None, None, header["score_rows"], header["settings"]["rows_per_step"])
+        rows, whole = gather_rows(x, y, None, None, header["score_rows"], header["settings"]["batch_size"])
         if header["rows"] != digest(*rows["draw"]):
             raise ValueError(f"it was fitted to {header['settings']['num_rows']} rows that are not these {whole}")
         score = DataScore(posterior_on(model, rows["score"], whole, chunk_size), layout)

@@ -82,7 +82,7 @@ class Row(NamedTuple):
 def look_at(parts: Components, particles: Particles, point: jax.Array) -> Row:
     "Features, score and kernel values of one point, and whether they are all finite."
     feature = parts.kernel.features(point[None])
-    score = jnp.zeros_like(point[None]) if parts.embedding.fixed else parts.embedding.score_fn(point)[None]
+    score = jnp.zeros_like(point[None]) if parts.embedding.has_values else parts.embedding.score_fn(point)[None]
     used = jnp.arange(len(particles.weights)) < particles.count
     column = jnp.where(used, parts.kernel.gram(feature, particles.features)[0], 0.0)
     peak = parts.kernel.diagonal(feature)[0]
@@ -109,7 +109,7 @@ def append(parts: Components, state: State, point: jax.Array, valid: bool | jax.
     means = put(state.means, parts.embedding.mean(point[None], grown))
     new = state._replace(particles=grown, gram=gram, factor=factor, means=means)
     new = jax.tree.map(lambda a, b: jnp.where(write, a, b), new, state)
-    cost = parts.kernel.evaluations_per_point + (not parts.embedding.fixed)
+    cost = parts.kernel.evaluations_per_point + (not parts.embedding.has_values)
     return new._replace(evaluations=new.evaluations + cost, rejected=new.rejected + (valid & ~row.finite)), jnp.where(
         write, jitter, 0.0
     )
@@ -117,7 +117,9 @@ def append(parts: Components, state: State, point: jax.Array, valid: bool | jax.
 # %% ../nbs/theory/50_loop.ipynb #c55de6cb
 def reweigh(parts: Components, state: State, before: jax.Array, again=None) -> tuple:  # -> State, step size
     "All weights anew by the step rule."
-    means = state.means if parts.embedding.fixed else parts.embedding.mean(state.particles.position, state.particles)
+    means = (
+        state.means if parts.embedding.has_values else parts.embedding.mean(state.particles.position, state.particles)
+    )
     system = System(state.particles.weights, state.gram, means, state.factor, before, state.particles.count, again)
     weights, size = parts.step_rule(system)
     weights = jnp.where(jnp.arange(len(weights)) < state.particles.count, weights, 0.0).astype(state.means.dtype)
@@ -143,7 +145,7 @@ def init(parts: Components, positions: jax.Array, capacity: int) -> State:
 def discrepancy(parts: Components, state: State) -> jax.Array:
     "MMD^2 by the embedding; KSD^2 where the embedding is made of the particles themselves."
     w = state.particles.weights
-    if parts.embedding.fixed:
+    if parts.embedding.has_values:
         return mmd2_from_parts(w, state.gram, state.means, parts.embedding.double_integral)
     scored = Scored(state.particles.position, state.particles.score)
     return jnp.maximum(w @ Stein(parts.kernel, parts.embedding.score_fn).gram(scored, scored) @ w, 0.0)

@@ -148,7 +148,7 @@ def refine(
     on_chunk: Callable = lambda steps, mmd2: None,  # called after each 25 steps
 ) -> Refined:
     "Move all particles together to lower the MMD that their weights reach."
-    if not embedding.fixed:
+    if not embedding.has_values:
         raise ValueError(
             f"refinement needs an embedding that stays; {type(embedding).__name__} changes with the particles"
         )

@@ -198,7 +198,7 @@ def check_embedding(
     points, kernel = check_points("points", points), getattr(embedding, "kernel", None) if kernel is None else kernel
     if kernel is None:
         raise ValueError(f"{type(embedding).__name__} has no kernel of its own: give kernel=")
-    particles = None if embedding.fixed else example_particles(embedding, kernel, points)
+    particles = None if embedding.has_values else example_particles(embedding, kernel, points)
     look = jax.jit(lambda e, x, particles: (e.mean(x, particles), e.mean_gradient(x, particles)))
     mean, gradient = look(embedding, points, particles)
     for name, found, shape in (("mean", mean, points.shape[:1]), ("mean_gradient", gradient, points.shape)):
@@ -207,7 +207,7 @@ def check_embedding(
             embedding, found.dtype == points.dtype, f"for points in {points.dtype} its {name} comes in {found.dtype}"
         )
         demand(embedding, jnp.all(jnp.isfinite(found)), f"its {name} holds NaN or infinite entries")
-    if embedding.fixed:
+    if embedding.has_values:
         check_fixed(embedding, kernel, points, mean, gradient, draws)
     else:
         check_padding(embedding, look, kernel, points, (mean, gradient))
@@ -325,11 +325,13 @@ def check_oracle(
 # %% ../nbs/library/85_contracts.ipynb #ed039ba4
 def check_answer(oracle: Oracle, problem: Problem, answer: Proposal):
     "One proposal: shapes, flags, and values that are true."
-    n, d = oracle.batch_size, problem.particles.position.shape[1]
+    n, d = oracle.particles_per_step, problem.particles.position.shape[1]
     dtype = problem.particles.position.dtype
     for name, shape in dict(points=(n, d), values=(n,), valid=(n,), best_known=(), evaluations=(), rejected=()).items():
         found = jnp.shape(getattr(answer, name))
-        demand(oracle, found == shape, f"`{name}` should have shape {shape} (batch_size is {n}), and has {found}")
+        demand(
+            oracle, found == shape, f"`{name}` should have shape {shape} (particles_per_step is {n}), and has {found}"
+        )
     demand(oracle, answer.points.dtype == dtype, f"the particles are in {dtype}, its points in {answer.points.dtype}")
     demand(oracle, answer.valid.dtype == bool, f"`valid` should hold True or False, not {answer.valid.dtype}")
     demand(
@@ -339,7 +341,7 @@ def check_answer(oracle: Oracle, problem: Problem, answer: Proposal):
     )
     sound = np.isfinite(answer.points).all(1) & np.isfinite(answer.values)
     demand(oracle, np.all(sound | ~np.asarray(answer.valid)), "points that are not finite should not be `valid`")
-    if problem.embedding.fixed and bool(jnp.all(answer.valid)):
+    if problem.embedding.has_values and bool(jnp.all(answer.valid)):
         check_values(oracle, problem, answer)
 
 

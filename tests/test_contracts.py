@@ -162,7 +162,7 @@ FIXED = {
 @pytest.mark.parametrize("name", list(FIXED))
 def test_fixed_embedding(name, dtype):
     embedding, x = FIXED[name](dtype), jnp.asarray(np.random.default_rng(5).normal(size=(7, 2)), dtype)
-    assert embedding.fixed
+    assert embedding.has_values
     check_embedding(embedding, x, Stein(RBF(0.7), mixture(dtype).score) if name == "stein" else None)
 
 
@@ -214,7 +214,7 @@ def test_particle_embedding(own_term, dtype):
     )
     plain, padded = example_particles(embedding, kernel, y), example_particles(embedding, kernel, y, padding=5)
     check_embedding(embedding, y)
-    assert not embedding.fixed and np.isnan(embedding.double_integral)
+    assert not embedding.has_values and np.isnan(embedding.double_integral)
     assert_close(embedding.mean(x, padded), jnp.mean(by_pairs(kernel, x, y), 1), rtol=tolerance(dtype))
     k, s_y, s_x = by_pairs(kernel, x, y), jax.vmap(target.score)(y), jax.vmap(target.score)(x)
     expected = {
@@ -314,7 +314,7 @@ STARTS = {
 
 
 @pytest.mark.parametrize(
-    "starts, batch_size, precision",
+    "starts, particles_per_step, precision",
     [
         ("pool", 1, "float32"),
         ("pool", 1, "float64"),
@@ -324,27 +324,27 @@ STARTS = {
         ("prior", 1, "float32"),
     ],
 )
-def test_gradient_oracle(starts, batch_size, precision):
+def test_gradient_oracle(starts, particles_per_step, precision):
     with jax.enable_x64(precision == "float64"):
-        check_gradient_oracle(starts, batch_size, jnp.dtype(precision))
+        check_gradient_oracle(starts, particles_per_step, jnp.dtype(precision))
 
 
-def check_gradient_oracle(starts, batch_size, dtype):
+def check_gradient_oracle(starts, particles_per_step, dtype):
     "The contract, no target evaluations, and an answer never worse than its starts."
     embedding = exact_embedding(RBF(0.7), mixture(dtype))
     oracle = GradientOracle(
-        STARTS[starts](dtype, embedding), num_steps=10, num_starts=4, batch_size=batch_size, scale=0.7
+        STARTS[starts](dtype, embedding), num_steps=10, num_starts=4, particles_per_step=particles_per_step, scale=0.7
     )
     problem, key = pool_problem(embedding.kernel, embedding, dtype), jax.random.key(11)
     check_oracle(oracle, problem, key)
     answer = ask(oracle, key, problem)
     assert bool(jnp.all(answer.valid)) and int(answer.evaluations) == 0 and int(answer.rejected) == 0
-    first = oracle.starts(key, problem, 4 * batch_size).reshape(4, batch_size, 2)
+    first = oracle.starts(key, problem, 4 * particles_per_step).reshape(4, particles_per_step, 2)
 
     @jax.jit
     def cost(points):
         gram = problem.kernel.matrix(points, points)
-        return jnp.sum(lmo_value(problem, points)) + (jnp.sum(gram) - jnp.trace(gram)) / 2 / (2 + batch_size)
+        return jnp.sum(lmo_value(problem, points)) + (jnp.sum(gram) - jnp.trace(gram)) / 2 / (2 + particles_per_step)
 
     assert float(cost(answer.points)) <= min(float(cost(x)) for x in first) + 1e-6
 

@@ -98,7 +98,7 @@ def test_bad_lengthscale(make, bad):
         (lambda: Quadrature("positive"), "positive"),
         (lambda: GradientOracle(NearParticles(), num_steps=0), "num_steps.*0"),
         (lambda: GradientOracle(NearParticles(), num_starts=1.5), "num_starts.*1.5"),
-        (lambda: GradientOracle(NearParticles(), batch_size=-1), "batch_size.*-1"),
+        (lambda: GradientOracle(NearParticles(), particles_per_step=-1), "particles_per_step.*-1"),
         (lambda: GradientOracle(NearParticles(), scale=0.0), "scale"),
         (lambda: NearParticles(-1.0), "scale.*-1"),
         (lambda: frank_wolfe(RBF(), SteinEmbedding(), None, capacity=0), "capacity.*0"),

@@ -42,13 +42,13 @@ def assert_sound(text):
     assert not re.findall(r"tensor<[^>]*f64>", text)
 
 
-def exact(rule, batch_size=1):
+def exact(rule, particles_per_step=1):
     embedding = exact_embedding(RBF(0.7), target())
     starts = pool_starts(embedding, embedding.kernel, points(16))
     return Components(
         embedding.kernel,
         embedding,
-        GradientOracle(starts, num_steps=3, num_starts=5, batch_size=batch_size, scale=0.7),
+        GradientOracle(starts, num_steps=3, num_starts=5, particles_per_step=particles_per_step, scale=0.7),
         rule,
     )
 

@@ -179,8 +179,8 @@ def test_rules_that_may_do_harm_are_refused(target, rule):
 @pytest.mark.parametrize(
     "make, message",
     [
-        (lambda: LazyOracle(None), "must be an Oracle of batch_size 1, got NoneType"),
-        (lambda: LazyOracle(GradientOracle(NearParticles(0.5), batch_size=3)), "of batch_size 3"),
+        (lambda: LazyOracle(None), "must be an Oracle of particles_per_step 1, got NoneType"),
+        (lambda: LazyOracle(GradientOracle(NearParticles(0.5), particles_per_step=3)), "of particles_per_step 3"),
         (lambda: LazyOracle(WALK, POINTS), "cache must come from pool_starts"),
         (lambda: LazyOracle(WALK, accuracy=0.9), "accuracy must be at least 1, got 0.9"),
         (lambda: LazyOracle(WALK, max_in_a_row=0), "max_in_a_row must be a whole number of at least 1, got 0"),

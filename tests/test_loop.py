@@ -199,7 +199,7 @@ def test_batches_stop_at_the_number_asked_for():
         pool_starts(embedding, embedding.kernel, target.sample(jax.random.key(0), 64)),
         num_steps=5,
         num_starts=2,
-        batch_size=3,
+        particles_per_step=3,
         scale=0.5,
     )
     result = fit(

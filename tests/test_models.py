@@ -277,7 +277,9 @@ class Cuda:
         self.target = posterior(self.model, X, y, 16)
         self.u = ravel(draw_params(self.model))
         x, y = self.target.rows()
-        self.oracle = BatchOracle(self.model, self.layout, x, y, batch_size=3, rows_per_step=8, later_steps=4, piece=2)
+        self.oracle = BatchOracle(
+            self.model, self.layout, x, y, particles_per_step=3, batch_size=8, later_steps=4, piece=2
+        )
         kernel = RBF(jnp.float32(1.0))
         self.parts = Components(
             kernel, ParticleEmbedding(kernel, DataScore(self.target, self.layout), "alone"), self.oracle, ConstantStep()
@@ -586,7 +588,7 @@ def test_last_batch_is_cut_to_size(grown):
 
 def test_one_at_a_time():
     alone = fit_line(1)  # fewer than move together
-    assert len(alone) == 1 and alone.parts.oracle.batch_size == 1
+    assert len(alone) == 1 and alone.parts.oracle.particles_per_step == 1
     two = fit_line(2, particles_per_step=1)
     assert np.array_equal(two.positions[:1], alone.positions) and same(alone.add(1), two)
     assert jnp.all(jnp.isfinite(two.positions)) and two.positions[0, 0] != two.positions[1, 0]
@@ -882,7 +884,7 @@ def test_not_finite(saved, tmp_path):
         (lambda h: h.pop("records"), ()),
         (lambda h: h.pop("rows"), ()),
         (lambda h: h["settings"].update(more=1), ()),
-        (lambda h: h["settings"].update(batch_size=0), ()),
+        (lambda h: h["settings"].update(particles_per_step=0), ()),
         (lambda h: h.update(records=[{"a": 1}]), ()),
         (lambda h: None, ("key",)),
         (lambda h: None, ("lengthscale",)),

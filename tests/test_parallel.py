@@ -99,7 +99,7 @@ for term in ("included", "alone"):
 model = Logistic(3)
 layout = layout_of(jax.eval_shape(model.sample_prior, key))
 x, y = jnp.asarray(rng.normal(size=(50, 3))), jnp.asarray(rng.integers(2, size=50), float)
-serial = BatchOracle(model, layout, x, y, batch_size=2, rows_per_step=8, piece=20)
+serial = BatchOracle(model, layout, x, y, particles_per_step=2, batch_size=8, piece=20)
 flock = begin(serial, key)
 frozen, used = flock.positions + 0.3, jnp.array([1.0, 0.0])
 def advanced(workers): return jax.jit(lambda o: o.advance(key, flock, frozen, used, 20.0, 0.01))(divide_work(serial, workers)).positions
@@ -110,7 +110,7 @@ found["growth, 2 devices, meet at every step"] = unlike(advanced(Blocks(2, 1, me
 papers = advanced(Blocks(2, 20))
 found["growth, 2 devices, meet once"] = unlike(advanced(Blocks(2, 20, meshes[2])), papers)
 found["differs: growth with fixed factors"] = unlike(papers, alone)
-attempt("minibatch", lambda: divide_work(BatchOracle(model, layout, x, y, rows_per_step=10), meshes[4]))
+attempt("minibatch", lambda: divide_work(BatchOracle(model, layout, x, y, batch_size=10), meshes[4]))
 attempt("rows", lambda: shard_rows({"a": points, "b": points[:7]}, meshes[2]))
 attempt("mesh", lambda: Blocks(3, 1, meshes[2]))
 rng = np.random.default_rng(0)
@@ -168,8 +168,8 @@ def test_kernels_and_embeddings_without_blocks_are_refused():
         anchors_of(Problem(IMQ(1.0), None, None))
     with pytest.raises(ValueError, match="multiple of sync_every, got 10 and 3"):
         BlockOracle(GradientOracle(NearParticles(), num_steps=10), Blocks(2, 3))
-    with pytest.raises(ValueError, match="batch_size 2"):
-        BlockOracle(GradientOracle(NearParticles(), batch_size=2))
+    with pytest.raises(ValueError, match="particles_per_step 2"):
+        BlockOracle(GradientOracle(NearParticles(), particles_per_step=2))
     with pytest.raises(ValueError, match="got 'two'"):
         divide_work(BatchOracle(None, None, None, None), "two")
     with pytest.raises(ValueError, match="20 steps of a piece, got 3"):

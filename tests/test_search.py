@@ -175,8 +175,8 @@ def test_objectives_refuse():
         quadrature_value(Problem(*problem[:3]), x)
     with pytest.raises(ValueError, match="use greedy_value"):
         quadrature_value(stein_problem(), x)
-    with pytest.raises(ValueError, match="got batch_size 3"):
-        GradientOracle(NearParticles(), batch_size=3, objective=greedy_value)
+    with pytest.raises(ValueError, match="got particles_per_step 3"):
+        GradientOracle(NearParticles(), particles_per_step=3, objective=greedy_value)
 
 
 # Nelder-Mead ----------------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ class Particles(NamedTuple):
 class Embedding:
     "Contract: mu_p at points, its gradient, and the double integral of the kernel (NaN where unknown)."
 
-    fixed = True  # mu_p does not depend on the particles
+    has_values = True  # mu_p is known by its values and does not depend on the particles
     evaluations_per_gradient = 0  # target evaluations that one candidate's gradient takes
     double_integral = jnp.nan  # E k(x, x') over two independent draws from p
     error2 = 0.0  # expected squared error |mu_hat - mu_p|^2 of the embedding itself
@@ -225,7 +225,7 @@ class ParticleEmbedding(Embedding):
     kernel: Kernel
     score_fn: Callable  # (d,) -> (d,), the gradient of log p; one that holds data may be a pytree
     own_term: str = static("included")  # "left out" (Eq. 5), "included", "alone"
-    fixed = False
+    has_values = False
 
     def __post_init__(self):
         object.__setattr__(self, "score_fn", as_pytree_function(self.score_fn))

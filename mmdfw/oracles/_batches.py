@@ -52,8 +52,8 @@ class BatchOracle(Oracle):
     layout: Layout = static()  # of the model's parameters
     x: Any  # (R, d)
     y: Any  # (R,)
-    batch_size: int = static(3)  # B
-    rows_per_step: int = static(100)  # of a minibatch
+    particles_per_step: int = static(3)  # B
+    batch_size: int = static(100)  # rows of a minibatch
     num_rows: int = static(None)  # R, where x and y are not the whole
     first_steps: int = static(100_000)  # of the first call
     later_steps: int = static(20_000)
@@ -79,7 +79,7 @@ class BatchOracle(Oracle):
 # %% ../../nbs/library/75_batches.ipynb #27b54efb
 def check_batch_oracle(oracle: BatchOracle):
     "Counts, rates and the schedule."
-    for name in ("batch_size", "rows_per_step", "first_steps", "later_steps", "piece"):
+    for name in ("particles_per_step", "batch_size", "first_steps", "later_steps", "piece"):
         check_count(name, getattr(oracle, name))
     for name in ("first_rate", "later_rate"):
         check_positive(name, getattr(oracle, name))
@@ -90,9 +90,13 @@ def check_batch_oracle(oracle: BatchOracle):
 def begin(oracle: BatchOracle, key: jax.Array, particles: Particles = None) -> Flock:
     "From the prior if there are no particles, or if it is to be so for all; else where the last B of them stand."
     if particles is None or oracle.restart == "prior":
-        positions = jax.vmap(lambda k: ravel(oracle.model.sample_prior(k)))(jax.random.split(key, oracle.batch_size))
+        positions = jax.vmap(lambda k: ravel(oracle.model.sample_prior(k)))(
+            jax.random.split(key, oracle.particles_per_step)
+        )
     else:
-        places = particles.count - 1 - jnp.arange(oracle.batch_size) % particles.count  # fewer than B are used again
+        places = (
+            particles.count - 1 - jnp.arange(oracle.particles_per_step) % particles.count
+        )  # fewer than B are used again
         positions = particles.position[places[::-1]]
     return Flock(
         positions,
@@ -151,7 +155,7 @@ def advance(
 ) -> Flock:
     "One piece of a call: a scan over minibatches."
     rows = oracle.num_rows or len(oracle.y)
-    drawn = draw_rows(key, rows, (oracle.piece, oracle.rows_per_step)) if stack is None else stack
+    drawn = draw_rows(key, rows, (oracle.piece, oracle.batch_size)) if stack is None else stack
     slope = jax.grad(lambda u, x, y: minibatch_logdensity(oracle.model, oracle.layout.unravel(u), x, y, rows))
 
     def body(flock, batch):
@@ -186,7 +190,7 @@ def propose(oracle: BatchOracle, problem: Problem, flock: Flock) -> Proposal:
         values,
         sound_particles(flock),
         jnp.min(values),
-        flock.taken * oracle.batch_size,
+        flock.taken * oracle.particles_per_step,
         jnp.sum(flock.rejected),
     )
 

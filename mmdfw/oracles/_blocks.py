@@ -249,9 +249,9 @@ class BlockOracle(Oracle):
 
     def __post_init__(self):
         plain, every = self.oracle, self.blocks.sync_every
-        if plain.batch_size > 1 or plain.objective is not lmo_value:
+        if plain.particles_per_step > 1 or plain.objective is not lmo_value:
             raise ValueError(
-                f"blocks look for one point at a time by lmo_value, got batch_size {plain.batch_size} and {getattr(plain.objective, '__name__', plain.objective)}"
+                f"blocks look for one point at a time by lmo_value, got particles_per_step {plain.particles_per_step} and {getattr(plain.objective, '__name__', plain.objective)}"
             )
         if plain.num_steps % every:
             raise ValueError(f"num_steps must be a multiple of sync_every, got {plain.num_steps} and {every}")
@@ -260,7 +260,9 @@ class BlockOracle(Oracle):
         first = self.oracle.starts(key, problem, self.oracle.num_starts)
         last, sound = block_walk(self, problem, first)
         answer = choose(self.oracle, problem, jnp.concatenate([last, first])[:, None], jnp.concatenate([sound, sound]))
-        return answer._replace(evaluations=answer.evaluations * (1 if problem.embedding.fixed else self.blocks.num))
+        return answer._replace(
+            evaluations=answer.evaluations * (1 if problem.embedding.has_values else self.blocks.num)
+        )
 
 # %% ../../nbs/library/76_blocks.ipynb #62c00015
 def block_walk(oracle: BlockOracle, problem: Problem, first: jax.Array) -> tuple:  # (S, d) -> (S, d), (S,) bool
@@ -331,9 +333,7 @@ def block_advance(
     "As `advance`; every worker moves its coordinates of the flock."
     blocks, shape = oracle.blocks, flock.positions.shape
     drawn = (
-        draw_rows(key, oracle.num_rows or len(oracle.y), (oracle.piece, oracle.rows_per_step))
-        if stack is None
-        else stack
+        draw_rows(key, oracle.num_rows or len(oracle.y), (oracle.piece, oracle.batch_size)) if stack is None else stack
     )
     drawn = jax.tree.map(lambda a: a.reshape(-1, blocks.sync_every, *a.shape[1:]), drawn)
     apart = lambda leaf: (
@@ -387,7 +387,7 @@ class RowsBatchOracle(BatchOracle):
 
     def __post_init__(self):
         check_batch_oracle(self)
-        check_shares("a minibatch", self.rows_per_step, self.mesh)
+        check_shares("a minibatch", self.batch_size, self.mesh)
 
     def rows(self, numbers):
         return jax.lax.with_sharding_constraint((self.x[numbers], self.y[numbers]), first_axis(self.mesh))

@@ -96,11 +96,11 @@ def cached_oracle(
 ) -> CachedOracle:
     "An oracle that starts from each of the given points once."
     check_choice("by", by, ("value", "gradient"))
-    if not isinstance(oracle, GradientOracle) or oracle.batch_size != 1:
+    if not isinstance(oracle, GradientOracle) or oracle.particles_per_step != 1:
         raise ValueError(
-            f"oracle must be a GradientOracle of batch_size 1, got {type(oracle).__name__} of batch_size {getattr(oracle, 'batch_size', None)}"
+            f"oracle must be a GradientOracle of particles_per_step 1, got {type(oracle).__name__} of particles_per_step {getattr(oracle, 'particles_per_step', None)}"
         )
-    if embedding.fixed:
+    if embedding.has_values:
         return CachedOracle(pool_starts(embedding, kernel, points), oracle, by)
     if by == "value":
         raise ValueError(f"{type(embedding).__name__} estimates slopes of mu_p, not values: give by='gradient'")

@@ -96,9 +96,9 @@ class LazyOracle(Oracle):
 # %% ../../nbs/theory/61_lazy.ipynb #2232c90d
 def check_lazy(oracle: LazyOracle):
     "One point a call, K of at least one, a cache that knows its features."
-    if not isinstance(oracle.oracle, Oracle) or oracle.oracle.batch_size != 1:
+    if not isinstance(oracle.oracle, Oracle) or oracle.oracle.particles_per_step != 1:
         raise ValueError(
-            f"oracle must be an Oracle of batch_size 1, got {type(oracle.oracle).__name__} of batch_size {getattr(oracle.oracle, 'batch_size', None)}"
+            f"oracle must be an Oracle of particles_per_step 1, got {type(oracle.oracle).__name__} of particles_per_step {getattr(oracle.oracle, 'particles_per_step', None)}"
         )
     if oracle.cache is not None and not isinstance(oracle.cache, PoolStarts):
         raise ValueError(

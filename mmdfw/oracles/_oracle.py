@@ -65,9 +65,9 @@ class Proposal(NamedTuple):
 
 
 class Oracle:
-    "Contract: key, problem -> Proposal of `batch_size` points."
+    "Contract: key, problem -> Proposal of `particles_per_step` points."
 
-    batch_size = 1
+    particles_per_step = 1
     revisits = False  # may answer with a particle that is there already
 
     def __call__(self, key, problem: Problem) -> Proposal:
@@ -90,7 +90,7 @@ def look(objective: Callable, problem: Problem, points: jax.Array) -> tuple:  # 
     values = lmo_value(problem, points)
     if objective is lmo_value:
         return values, values
-    if not problem.embedding.fixed:
+    if not problem.embedding.has_values:
         raise ValueError(
             f"{getattr(objective, '__name__', objective)} needs values of mu_p, and {type(problem.embedding).__name__} estimates its slopes: use lmo_value"
         )
@@ -177,7 +177,7 @@ def best_node(oracle: GridOracle, problem: Problem) -> Proposal:
     d, dtype = problem.particles.position.shape[1], problem.particles.position.dtype
     if len(oracle.box) != d:
         raise ValueError(f"the box {oracle.box} has {len(oracle.box)} dimensions, the particles have {d}")
-    if not problem.embedding.fixed:
+    if not problem.embedding.has_values:
         raise ValueError(
             f"{type(problem.embedding).__name__} estimates slopes of mu_p, not values: a grid cannot use it"
         )
@@ -266,7 +266,7 @@ def pool_starts(
     "A pool of starts for embeddings that do not change; a reference set is its own pool."
     if isinstance(embedding, ReferenceEmbedding) and points is None:
         return PoolStarts(embedding.points, embedding.features, embedding.own_means)
-    if not embedding.fixed:
+    if not embedding.has_values:
         raise ValueError(f"{type(embedding).__name__} changes with the particles; use NearParticles or PriorStarts")
     if points is None:
         raise ValueError(f"{type(embedding).__name__} has no points of its own: give points=")
@@ -282,24 +282,24 @@ class GradientOracle(Oracle):
     optimizer: optax.GradientTransformation = static(optax.adam(0.1))
     num_steps: int = static(30)  # the paper's L
     num_starts: int = static(4)
-    batch_size: int = static(1)  # B new points a call
+    particles_per_step: int = static(1)  # B new points a call
     scale: Any = 1.0  # the unit of length in which the optimiser walks, scalar or (d,)
     objective: Callable = static(lmo_value)
 
     def __post_init__(self):
-        for name in ("num_steps", "num_starts", "batch_size"):
+        for name in ("num_steps", "num_starts", "particles_per_step"):
             check_count(name, getattr(self, name))
         check_positive("scale", self.scale)
         check_objective(self.objective)
-        if self.batch_size > 1 and self.objective is not lmo_value:
+        if self.particles_per_step > 1 and self.objective is not lmo_value:
             raise ValueError(
-                f"objectives other than lmo_value choose one point at a time, got batch_size {self.batch_size}"
+                f"objectives other than lmo_value choose one point at a time, got particles_per_step {self.particles_per_step}"
             )
 
     def __call__(self, key, problem):
         d = problem.particles.position.shape[1]
-        first = self.starts(key, problem, self.num_starts * self.batch_size)
-        first = first.reshape(self.num_starts, self.batch_size, d)
+        first = self.starts(key, problem, self.num_starts * self.particles_per_step)
+        first = first.reshape(self.num_starts, self.particles_per_step, d)
         last, sound = walk(self, problem, first)
         return choose(self, problem, jnp.concatenate([last, first]), jnp.concatenate([sound, sound]))
 
@@ -321,7 +321,9 @@ def walk(oracle: GradientOracle, problem: Problem, first: jax.Array) -> tuple:  
 
     def gradient(sets):
         slope = objective_gradient(oracle.objective, problem, sets.reshape(-1, sets.shape[-1])).reshape(sets.shape)
-        return slope if oracle.batch_size == 1 else slope + jax.vmap(lambda x: crowding_gradient(problem, x))(sets)
+        return (
+            slope if oracle.particles_per_step == 1 else slope + jax.vmap(lambda x: crowding_gradient(problem, x))(sets)
+        )
 
     def body(carry, _):
         sets, state, sound = carry
@@ -343,9 +345,9 @@ def choose(oracle: GradientOracle, problem: Problem, sets: jax.Array, sound: jax
         v.reshape(sets.shape[:2]) for v in look(oracle.objective, problem, sets.reshape(-1, sets.shape[-1]))
     )
     cost = jnp.sum(each, 1)
-    if oracle.batch_size > 1:
+    if oracle.particles_per_step > 1:
         cost = cost + jax.vmap(lambda x: crowding(problem, x))(sets)
-    if not problem.embedding.fixed:
+    if not problem.embedding.has_values:
         cost = jnp.arange(len(sets), dtype=values.dtype)
     sound = sound & jnp.isfinite(cost) & jnp.all(jnp.isfinite(values), axis=1)
     best = jnp.argmin(jnp.where(sound, cost, jnp.inf))
@@ -353,7 +355,7 @@ def choose(oracle: GradientOracle, problem: Problem, sets: jax.Array, sound: jax
     return Proposal(
         sets[best],
         values[best],
-        jnp.full(oracle.batch_size, sound[best]),
+        jnp.full(oracle.particles_per_step, sound[best]),
         jnp.minimum(oracle.starts.best_known(problem), smallest),
         price(oracle, problem),
         jnp.sum(~sound[: len(sets) // 2]),
@@ -362,9 +364,9 @@ def choose(oracle: GradientOracle, problem: Problem, sets: jax.Array, sound: jax
 
 def price(oracle: GradientOracle, problem: Problem) -> jax.Array:
     "Target evaluations of one call: those of each step, and those of the features at starts and ends."
-    walkers = oracle.num_starts * oracle.batch_size
+    walkers = oracle.num_starts * oracle.particles_per_step
     each = problem.kernel.evaluations_per_point * (
-        1 if oracle.batch_size == 1 else 2
+        1 if oracle.particles_per_step == 1 else 2
     )  # crowding takes features once more
     return jnp.asarray(
         walkers * (oracle.num_steps * (problem.embedding.evaluations_per_gradient + 2 * each) + 2 * each)

@@ -61,7 +61,7 @@ def quadrature_value(problem: Problem, points: jax.Array) -> jax.Array:  # (m, d
 def check_search(oracle: Oracle, problem: Problem):
     "Values to compare, and a box that fits."
     d, box = problem.particles.position.shape[1], getattr(oracle, "box", None)
-    if not problem.embedding.fixed:
+    if not problem.embedding.has_values:
         raise ValueError(
             f"{type(problem.embedding).__name__} estimates slopes of mu_p, not values: {type(oracle).__name__} cannot use it"
         )
