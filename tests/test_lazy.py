@@ -246,4 +246,5 @@ def test_by_hand():
 
 
 def test_top_names():
-    assert {"CachedOracle", "cached_oracle", "cloud_around", "LazyOracle", "certified_mmd"} <= set(mmdfw.__all__)
+    assert {"CachedOracle", "cached_oracle", "LazyOracle", "certified_mmd"} <= set(mmdfw.oracles.__all__)
+    assert "cloud_around" in mmdfw.embeddings.__all__ and "LazyOracle" in mmdfw.__all__

@@ -6,7 +6,7 @@ import jax, jax.numpy as jnp, numpy as np, pytest
 from flax import nnx
 from test_gpu import PLATFORMS, assert_sound, lowered
 
-from mmdfw import model_fit
+from mmdfw import _fit_model as model_fit
 from mmdfw.models._bnn import bnn, mlp
 from mmdfw._checks import assert_close, layout_of, ravel
 from mmdfw.embeddings._embedding import ParticleEmbedding
