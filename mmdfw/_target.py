@@ -107,7 +107,7 @@ def check_floating(position, name: str = "position"):
 
 # %% ../nbs/core/03_target.ipynb #00a677df
 def write_out(jaxpr: Jaxpr, constants: list, *arguments: Any) -> list:
-    "The results of a jaxpr with calls of compiled functions written out, so that what they close over comes to the top."
+    "What a jaxpr gives, with calls of compiled functions written out: what they close over comes to the top."
     known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*constants, *arguments]))
     value = lambda atom: atom.val if isinstance(atom, Literal) else known[atom]
     for equation in jaxpr.eqns:
@@ -143,7 +143,7 @@ def identity_of(thing) -> Any:  # hashable
 
 
 class Operations:
-    "A jaxpr that is equal to another of the same operations; it keeps what it names alive, so that no address is used twice."
+    "A jaxpr that equals another of the same operations; what it names stays alive, so no address is used twice."
 
     def __init__(self, jaxpr: Jaxpr):
         self.jaxpr = jaxpr
