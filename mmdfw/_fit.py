@@ -250,7 +250,7 @@ def choose_setting(
         return nuts_setting(key, target, start, kernel, progress)
     if embedding == "stein":
         kernel = kernel if isinstance(kernel, Stein) else Stein(kernel or IMQ(rough_lengthscale(start)), score)
-        return Setting(kernel, SteinEmbedding(), "Stein", 0, 0)
+        return Setting(kernel, SteinEmbedding(kernel), "Stein", 0, 0)
     if embedding == "gaussian" or (embedding == "auto" and d <= MAX_GAUSSIAN_DIMENSION):
         setting = gaussian_setting(key, target, start, kernel, " (the importance cloud failed)" if failed else "")
         return (
@@ -280,14 +280,11 @@ def checked_setting(setting: Setting, position: jax.Array) -> Setting:
 # %% ../nbs/library/80_fit.ipynb #65bda4e2
 def given_setting(kernel, embedding: Embedding) -> Setting:
     "An embedding of the user's own brings its kernel along."
-    own = getattr(embedding, "kernel", None)
-    if own is None and kernel is None:
-        raise ValueError(f"{type(embedding).__name__} has no kernel of its own: give kernel= as well")
-    if isinstance(embedding, SteinEmbedding) and not isinstance(kernel, Stein):
-        raise ValueError(f"mu_p = 0 holds for Stein kernels alone, got kernel={kernel}: give Stein(base, score_fn)")
-    if own is not None and kernel is not None and own is not kernel:
-        raise ValueError(f"the embedding was made for {own}, but kernel={kernel} was given; leave kernel out")
-    return Setting(own if kernel is None else kernel, embedding, type(embedding).__name__, 0, 0)
+    if kernel is not None and kernel is not embedding.kernel:
+        raise ValueError(
+            f"the embedding was made for {embedding.kernel}, but kernel={kernel} was given; leave kernel out"
+        )
+    return Setting(embedding.kernel, embedding, type(embedding).__name__, 0, 0)
 
 # %% ../nbs/library/80_fit.ipynb #dcb92e3a
 def choose_oracle(key: jax.Array, setting: Setting, target: FlatTarget, start: str, prior) -> GradientOracle:

@@ -195,9 +195,7 @@ def check_embedding(
 ):
     "Stop with a sentence unless the embedding keeps its contract, in the precision of the points."
     demand_pytree(embedding)
-    points, kernel = check_points("points", points), getattr(embedding, "kernel", None) if kernel is None else kernel
-    if kernel is None:
-        raise ValueError(f"{type(embedding).__name__} has no kernel of its own: give kernel=")
+    points, kernel = check_points("points", points), embedding.kernel if kernel is None else kernel
     particles = None if embedding.has_values else example_particles(embedding, kernel, points)
     look = jax.jit(lambda e, x, particles: (e.mean(x, particles), e.mean_gradient(x, particles)))
     mean, gradient = look(embedding, points, particles)

@@ -32,6 +32,7 @@ def target():
 @pytest.fixture(scope="module")
 def settings(target):
     "Kernel and embedding of the target, by name."
+    stein = Stein(IMQ(1.0), target.score)
     wide, fourier = RBF(0.7), random_fourier(jax.random.key(1), 8, 2, 0.7)
     particles = {
         f"particles, own term {own}": (wide, ParticleEmbedding(wide, target.score, own))
@@ -41,7 +42,7 @@ def settings(target):
         "exact": (wide, exact_embedding(wide, target)),
         "fourier": (fourier, exact_embedding(fourier, target)),
         "reference": (wide, reference_embedding(wide, target.sample(jax.random.key(2), 12))),
-        "stein": (Stein(IMQ(1.0), target.score), SteinEmbedding()),
+        "stein": (stein, SteinEmbedding(stein)),
     } | particles
 
 

@@ -155,7 +155,7 @@ FIXED = {
     "exact fourier": lambda t: exact_embedding(RANDOM(), mixture(t)),
     "reference rbf": lambda t: reference_embedding(RBF(0.7), *reference_set(t)),
     "reference imq": lambda t: reference_embedding(IMQ(0.7), *reference_set(t)),
-    "stein": lambda t: SteinEmbedding(),
+    "stein": lambda t: SteinEmbedding(Stein(RBF(0.7), mixture(t).score)),
 }
 
 
@@ -163,7 +163,7 @@ FIXED = {
 def test_fixed_embedding(name, dtype):
     embedding, x = FIXED[name](dtype), jnp.asarray(np.random.default_rng(5).normal(size=(7, 2)), dtype)
     assert embedding.has_values
-    check_embedding(embedding, x, Stein(RBF(0.7), mixture(dtype).score) if name == "stein" else None)
+    check_embedding(embedding, x)
 
 
 @pytest.mark.parametrize("name", ["exact rbf", "exact rbf ard", "exact fourier"])
@@ -183,7 +183,7 @@ def test_reference_embedding_against_sums(name, x64):
     assert_close(embedding.mean(x, None), by_pairs(embedding.kernel, x, y) @ w, rtol=1e-12)
     assert_close(embedding.double_integral, w @ gram @ w, rtol=1e-12)
     assert_close(embedding.own_means, gram @ w, rtol=1e-12)
-    assert embedding.pool(jax.random.key(0), 3).shape == y.shape
+    assert embedding.starts_pool(jax.random.key(0), 3).points.shape == y.shape
 
 
 def test_reference_embedding_knows_its_own_error(x64):
@@ -199,9 +199,22 @@ def test_stein_mean_is_zero(base, x64):
     "E_p k_p(x, .) = 0 by quadrature: what SteinEmbedding asserts."
     target = mixture(jnp.float64)
     nodes, mass = grid(jnp.float64)
-    values = Stein(base, target.score).matrix(nodes[1234::1500], nodes)
+    kernel = Stein(base, target.score)
+    values = kernel.matrix(nodes[1234::1500], nodes)
     assert_close(values @ mass, np.zeros(len(values)), atol=1e-8 * float(jnp.max(jnp.abs(values))))
-    assert SteinEmbedding().double_integral == 0.0
+    assert SteinEmbedding(kernel).double_integral == 0.0
+
+
+def test_an_embedding_has_its_kernel():
+    with pytest.raises(TypeError, match="kernel"):
+        SteinEmbedding()
+    with pytest.raises(ValueError, match="Stein kernels alone, got RBF"):
+        SteinEmbedding(RBF(0.7))
+    for make in FIXED.values():
+        make(jnp.float32).kernel.check(2)
+    for name in ("exact rbf ard", "exact fourier"):
+        with pytest.raises(ValueError, match="dimensions"):
+            FIXED[name](jnp.float32).kernel.check(3)
 
 
 @pytest.mark.parametrize("own_term", ["left out", "included", "alone"])

@@ -101,7 +101,7 @@ def test_bad_lengthscale(make, bad):
         (lambda: GradientOracle(NearParticles(), particles_per_step=-1), "particles_per_step.*-1"),
         (lambda: GradientOracle(NearParticles(), scale=0.0), "scale"),
         (lambda: NearParticles(-1.0), "scale.*-1"),
-        (lambda: frank_wolfe(RBF(), SteinEmbedding(), None, capacity=0), "capacity.*0"),
+        (lambda: frank_wolfe(RBF(), exact_embedding(RBF(), eleven_gaussians()), None, capacity=0), "capacity.*0"),
         (lambda: ParticleEmbedding(RBF(), lambda x: -x, "both"), "both"),
         (lambda: ParticleEmbedding(Stein(RBF(), lambda x: -x), lambda x: -x), "Stein"),
         (lambda: exact_embedding(IMQ(), eleven_gaussians()), "IMQ"),
@@ -176,7 +176,6 @@ def test_sets_that_do_not_match(call, message):
         (dict(start="prior", prior=lambda key: jnp.zeros(3)), "3.*2"),
         (dict(start="prior", prior=lambda key: jnp.zeros(3), embedding="particles"), "3.*2"),
         (dict(embedding="stein", step_rule=Quadrature()), "zero"),
-        (dict(embedding=SteinEmbedding()), "kernel"),
     ],
 )
 def test_bad_choices(options, message):
@@ -192,7 +191,7 @@ def test_embedding_with_another_kernel():
 def test_stein_embedding_with_a_kernel_that_is_none():
     "mu_p = 0 holds for Stein kernels alone."
     with pytest.raises(ValueError, match="Stein"):
-        run(embedding=SteinEmbedding(), kernel=RBF(0.7))
+        run(embedding=SteinEmbedding(RBF(0.7)))
 
 
 def test_embedding_of_another_dimension():

@@ -65,7 +65,9 @@ PARTS = {
     "exact, batch": lambda: exact(Quadrature(), 3),
     "reference": lambda: around_particles(IMQ(0.7), reference_embedding(IMQ(0.7), points(20)), Quadrature()),
     "particles": lambda: around_particles(RBF(0.7), ParticleEmbedding(RBF(0.7), score, "alone"), ConstantStep()),
-    "stein": lambda: around_particles(Stein(IMQ(0.7), score), SteinEmbedding(), Quadrature("simplex")),
+    "stein": lambda: around_particles(
+        Stein(IMQ(0.7), score), SteinEmbedding(Stein(IMQ(0.7), score)), Quadrature("simplex")
+    ),
 }
 
 

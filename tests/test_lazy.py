@@ -18,6 +18,7 @@ from mmdfw.oracles._search import PoolOracle
 from mmdfw.steps._step import ConstantStep, DecayEarly, LineSearch, OpenLoop
 
 WALK = GradientOracle(NearParticles(0.5), num_steps=2, num_starts=2, scale=0.5)
+STEIN = Stein(IMQ(1.0), jnp.negative)
 POINTS = np.array([[2.4, 0.1], [-2.0, 1.5], [0.1, -0.2]])
 begin = jax.jit(init, static_argnums=2)
 
@@ -30,7 +31,8 @@ def target():
 def setting(target, name):
     "Kernel and embedding by name."
     if name == "stein":
-        return Stein(IMQ(1.0), target.score), SteinEmbedding()
+        kernel = Stein(IMQ(1.0), target.score)
+        return kernel, SteinEmbedding(kernel)
     exact = toy_embedding(bool(jax.config.jax_enable_x64))
     return exact.kernel, exact if name == "exact" else ParticleEmbedding(exact.kernel, target.score, "left out")
 
@@ -65,11 +67,11 @@ def test_a_cache_is_used_up_and_then_the_ordinary_oracle_serves(target, name):
 def test_points_that_are_not_finite_are_never_taken(target):
     "A Stein kernel's score is NaN to the right of 2: that cached point is out from the beginning."
     kernel = Stein(IMQ(1.0), lambda x: jnp.where(x[0] > 2.0, jnp.nan, target.score(x)))
-    oracle = cached_oracle(SteinEmbedding(), kernel, jnp.asarray(POINTS, jnp.float32), WALK)
+    oracle = cached_oracle(SteinEmbedding(kernel), kernel, jnp.asarray(POINTS, jnp.float32), WALK)
     assert list(np.asarray(oracle.first_memory())) == [False, True, True]
     lazy = LazyOracle(PoolOracle(oracle.cache), oracle.cache)
     assert list(np.asarray(lazy.first_memory().left)) == [False, True, True]
-    answer = ask(lazy, jax.random.key(0), first_problem(kernel, SteinEmbedding()))
+    answer = ask(lazy, jax.random.key(0), first_problem(kernel, SteinEmbedding(kernel)))
     assert bool(answer.valid[0]) and float(answer.points[0, 0]) < 2.0 and np.isfinite(float(answer.memory.threshold))
 
 
@@ -184,12 +186,12 @@ def test_rules_that_may_do_harm_are_refused(target, rule):
         (lambda: LazyOracle(WALK, POINTS), "cache must come from pool_starts"),
         (lambda: LazyOracle(WALK, accuracy=0.9), "accuracy must be at least 1, got 0.9"),
         (lambda: LazyOracle(WALK, max_in_a_row=0), "max_in_a_row must be a whole number of at least 1, got 0"),
-        (lambda: cached_oracle(SteinEmbedding(), RBF(1.0), POINTS[:0], WALK), "with n, d >= 1"),
+        (lambda: cached_oracle(SteinEmbedding(STEIN), STEIN, POINTS[:0], WALK), "with n, d >= 1"),
         (
-            lambda: cached_oracle(SteinEmbedding(), RBF(1.0), np.append(POINTS, [[np.inf, 0]], 0), WALK),
+            lambda: cached_oracle(SteinEmbedding(STEIN), STEIN, np.append(POINTS, [[np.inf, 0]], 0), WALK),
             "NaN or infinite entries in rows",
         ),
-        (lambda: cached_oracle(SteinEmbedding(), RBF(1.0), POINTS, WALK, by="luck"), "by must be one of"),
+        (lambda: cached_oracle(SteinEmbedding(STEIN), STEIN, POINTS, WALK, by="luck"), "by must be one of"),
         (lambda: lazy_delta(1.0, 0.5), "accuracy must be at least 1, got 0.5"),
         (lambda: progress_bound(1.0, [0.1], 0.0), "diameter must be positive"),
     ],

@@ -367,7 +367,7 @@ def test_growth_evaluations_are_those_made(name):
     target = Counted(gaussian)
     score = jax.grad(target.logdensity)
     kernel = Stein(IMQ(1.0), score) if name == "stein" else RBF(1.0)
-    embedding = SteinEmbedding() if name == "stein" else ParticleEmbedding(kernel, score, name)
+    embedding = SteinEmbedding(kernel) if name == "stein" else ParticleEmbedding(kernel, score, name)
     loop = frank_wolfe(
         kernel, embedding, GradientOracle(NearParticles(0.5), num_steps=3, num_starts=2), ConstantStep(), capacity=8
     )

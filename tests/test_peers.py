@@ -64,6 +64,7 @@ def test_frank_wolfe_with_line_search_on_the_simplex():
     @pytree_dataclass
     class Product(Kernel):
         scale: Any = 1.0
+        zero_mean = True  # |x|^2 is the squared distance to a target at the origin
 
         def __call__(self, x, y):
             return self.scale * x @ y
@@ -78,7 +79,8 @@ def test_frank_wolfe_with_line_search_on_the_simplex():
             values = problem.kernel.gram(points, problem.particles.features) @ problem.particles.weights
             return Proposal(points, values, jnp.ones(1, bool), jnp.min(values), jnp.zeros((), int), jnp.zeros((), int))
 
-    parts = Components(Product(), SteinEmbedding(), NextVertex(), LineSearch())
+    kernel = Product()
+    parts = Components(kernel, SteinEmbedding(kernel), NextVertex(), LineSearch())
     state = init(parts, jnp.eye(20)[:1], 32)
     run = jax.jit(step)
     for t in range(2, 21):

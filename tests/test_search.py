@@ -49,6 +49,9 @@ def score(x):
     return jax.grad(lambda x: -0.5 * jnp.sum(x**2) - 0.1 * jnp.sum(x**4))(x)
 
 
+STEIN = Stein(IMQ(0.7), score)
+
+
 exact = jax.jit(lambda mixture: exact_embedding(KERNEL, mixture))
 start = jax.jit(lambda parts, x: init(parts, x, 8))
 empty = jax.jit(lambda parts, like: empty_state(parts, 16, like))
@@ -70,7 +73,7 @@ def problem_of(dtype=jnp.float32):
 
 @lru_cache
 def stein_problem():
-    return problem_after(Components(Stein(IMQ(0.7), score), SteinEmbedding(), None, ConstantStep()), points(5))
+    return problem_after(Components(STEIN, SteinEmbedding(STEIN), None, ConstantStep()), points(5))
 
 
 @lru_cache
@@ -155,8 +158,8 @@ def test_objective_gradient(name, x64):
 
 def test_stein_gradient_forms_no_hessian():
     kernel, x = Stein(IMQ(0.7), score), jnp.asarray(np.random.default_rng(0).normal(size=(3, 7)), jnp.float32)
-    state = init(Components(kernel, SteinEmbedding(), None, ConstantStep()), x, 4)
-    gradient = lambda x: objective_gradient(greedy_value, Problem(kernel, SteinEmbedding(), state.particles), x)  # noqa: E731
+    state = init(Components(kernel, SteinEmbedding(kernel), None, ConstantStep()), x, 4)
+    gradient = lambda x: objective_gradient(greedy_value, Problem(kernel, SteinEmbedding(kernel), state.particles), x)  # noqa: E731
     assert "7,7]" not in str(jax.make_jaxpr(gradient)(x)) and "7,7]" in str(
         jax.make_jaxpr(jax.vmap(jax.jacrev(score)))(x)
     )
@@ -322,7 +325,7 @@ def test_searches_meet_values_that_are_not_finite(name):
         (lambda: NelderMeadOracle(NearParticles(), num_starts=0), "got 0"),
         (lambda: NelderMeadOracle(NearParticles(), box=[(0, jnp.inf)]), "box must be"),
         (lambda: PoolOracle(points()), "pool_starts"),
-        (lambda: pool_starts(SteinEmbedding(), KERNEL, jnp.zeros((0, 2))), r"got shape \(0, 2\)"),
+        (lambda: pool_starts(SteinEmbedding(STEIN), STEIN, jnp.zeros((0, 2))), r"got shape \(0, 2\)"),
         (lambda: BlendedPairwise(0), "max_moves must be .* got 0"),
         (lambda: MonteCarloOracle([(-1, 1)])(jax.random.key(0), problem_of()), "the particles have 2"),
         (
@@ -350,7 +353,7 @@ def exact_parts(oracle, rule=ConstantStep()):
 
 
 def stein_parts(oracle, rule=ConstantStep()):
-    return Components(Stein(IMQ(0.7), score), SteinEmbedding(), oracle, rule)  # noqa: B008
+    return Components(STEIN, SteinEmbedding(STEIN), oracle, rule)  # noqa: B008
 
 
 LOOPS = {

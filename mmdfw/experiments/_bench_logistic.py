@@ -125,7 +125,8 @@ def by_stein_points(key, case: Case, num: int, effort: float) -> tuple:
     oracle = GradientOracle(
         NearParticles(0.3), optax.adam(0.05), num_steps=max(10, int(100 * effort)), num_starts=2, objective=greedy_value
     )
-    parts = Components(Stein(IMQ(width), case.score), SteinEmbedding(), oracle, ConstantStep())
+    kernel = Stein(IMQ(width), case.score)
+    parts = Components(kernel, SteinEmbedding(kernel), oracle, ConstantStep())
     state = jitted_first(parts, case.starts[:1], capacity_for(num))
     state, _ = grow(key, parts, state, num)
     return state.particles.position[:num], None, int(state.evaluations)

@@ -219,9 +219,10 @@ def lazy_world(name: str, seed: int) -> tuple:  # -> kernel, embedding, how the 
         parts = cloud_parts(toy_cloud(part_key("lazy cloud", seed)), LENGTHSCALE)
         return parts.kernel, parts.embedding, parts.oracle
     scale = jnp.asarray(LENGTHSCALE, float)
+    kernel = Stein(IMQ(scale), toy_target(True).score)
     return (
-        Stein(IMQ(scale), toy_target(True).score),
-        SteinEmbedding(),
+        kernel,
+        SteinEmbedding(kernel),
         GradientOracle(NearParticles(2 * scale), num_steps=30, num_starts=4, scale=scale),
     )
 

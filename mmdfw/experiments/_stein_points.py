@@ -78,9 +78,8 @@ def run_stein(part: str, seed: int, settings: Settings) -> dict:
         if part in RIVALS:
             return judged(*RIVALS[part](key, num), keep)
         objective, search, base = part.split(", ")
-        parts = Components(
-            Stein(BASES[base](), toy_score), SteinEmbedding(), SEARCHES[search](OBJECTIVES[objective]), ConstantStep()
-        )
+        kernel = Stein(BASES[base](), toy_score)
+        parts = Components(kernel, SteinEmbedding(kernel), SEARCHES[search](OBJECTIVES[objective]), ConstantStep())
         state, _, infos = grow(parts, key, num)
         found = judged(state.particles.position[:num], None, int(infos.evaluations[-1]), keep)
         return found | {"ksd2": float(infos.discrepancy[-1])}

@@ -199,6 +199,9 @@ class Known(Kernel):
     def features(self, points):
         return self.known
 
+    def __call__(self, x, y):
+        return self.of(x, y)
+
     def gram(self, features_x, features_y):
         return self.of.gram(features_x, features_y)
 
@@ -212,6 +215,10 @@ class KnownMeans(Embedding):
 
     of: Embedding
     known: Any  # (m,)
+
+    @property
+    def kernel(self):
+        return self.of.kernel
 
     def mean(self, points, particles=None):
         return self.known

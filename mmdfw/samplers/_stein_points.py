@@ -23,4 +23,5 @@ def stein_points(
     capacity: int = 128,
 ) -> SamplingAlgorithm:
     "Stein points as the Frank-Wolfe loop with a Stein kernel."
-    return frank_wolfe(Stein(base, score_fn), SteinEmbedding(), oracle, step_rule, capacity)
+    kernel = Stein(base, score_fn)
+    return frank_wolfe(kernel, SteinEmbedding(kernel), oracle, step_rule, capacity)
