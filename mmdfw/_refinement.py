@@ -37,7 +37,7 @@ def weigh(
     features, n = kernel.features(positions), len(positions)
     gram, means = kernel.gram(features, features), embedding.mean(positions, None)
     factor = jnp.linalg.cholesky(gram + 10 * n * jnp.finfo(gram.dtype).eps * jnp.diag(jnp.diag(gram)))
-    weights = rule.weigh(gram, means, factor, jnp.ones(n, bool), start) if isinstance(rule, Quadrature) else start
+    weights = rule.reweigh(gram, means, factor, jnp.ones(n, bool), start)
     return Weighed(weights.astype(gram.dtype), gram, factor, means)
 
 # %% ../nbs/theory/52_refinement.ipynb #e1609c9e

@@ -65,16 +65,43 @@ class Proposal(NamedTuple):
 
 
 class Oracle:
-    "Contract: key, problem -> Proposal of `particles_per_step` points."
+    "Contract: key, problem -> Proposal of `particles_per_step` points. One that takes long is driven piece by piece."
 
     particles_per_step = 1
     revisits = False  # may answer with a particle that is there already
+    piece = None  # steps of one `advance`, for an oracle that takes long; None: one call does it all
+    smallest_capacity = 128  # room for so many particles is made at once
 
     def __call__(self, key, problem: Problem) -> Proposal:
-        raise NotImplementedError
+        "The whole call at once."
+        begin_key, walk_key = jax.random.split(key)
+        total = self.length(problem.particles.count)
+
+        def one(search, i):
+            return self.advance(jax.random.fold_in(walk_key, i), search, problem, total), None
+
+        pieces = jnp.arange(-(-total // self.piece))
+        return self.answer(jax.lax.scan(one, self.begin(begin_key, problem), pieces)[0], problem)
 
     def first_memory(self):
-        return None  # what it remembers before its first call
+        "What it remembers before its first call."
+        return None
+
+    def length(self, count) -> int:
+        "Steps of a whole call, with so many particles there."
+        raise NotImplementedError(f"{type(self).__name__} has neither __call__ nor length, begin, advance and answer")
+
+    def begin(self, key, problem: Problem) -> Any:  # -> a search: a pytree
+        "A search that has taken no step."
+        raise NotImplementedError(f"{type(self).__name__} has no begin")
+
+    def advance(self, key, search: Any, problem: Problem, total, rows=None) -> Any:
+        "The search after `piece` more of its `total` steps; `rows` from outside, where the data come from an iterator."
+        raise NotImplementedError(f"{type(self).__name__} has no advance")
+
+    def answer(self, search: Any, problem: Problem) -> Proposal:
+        "What was found."
+        raise NotImplementedError(f"{type(self).__name__} has no answer")
 
 # %% ../../nbs/theory/30_oracle.ipynb #c41d7f02
 def check_objective(objective: Callable):

@@ -139,16 +139,20 @@ class Quadrature(StepRule):
     remembers = False
     descends = True
 
+    @property
+    def sums_to_one(self):
+        return self.constraint != "free"
+
     def __post_init__(self):
         check_choice("constraint", self.constraint, ("free", "sum_to_one", "simplex"))
 
     def __call__(self, system):
         inside = active(system)
-        return self.weigh(
+        return self.reweigh(
             system.gram, jnp.where(inside, system.means, 0.0), system.factor, inside, system.weights
         ), jnp.nan
 
-    def weigh(self, gram, means, factor, inside, start):
+    def reweigh(self, gram, means, factor, inside, start):
         if self.constraint == "free":
             return free_weights(factor, means)
         if self.constraint == "sum_to_one":

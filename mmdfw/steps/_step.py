@@ -7,6 +7,7 @@ __all__ = ['System', 'StepRule', 'active', 'newcomers', 'move', 'ConstantStep', 
            'LineSearch', 'pairwise_move', 'BlendedPairwise', 'inexact_decrease', 'fade', 'DecayEarly']
 
 # %% ../../nbs/theory/40_step.ipynb #55a26379
+from abc import ABC, abstractmethod
 from typing import Any, NamedTuple
 import jax, jax.numpy as jnp
 from .._checks import check_count, check_positive, pytree_dataclass, static
@@ -24,14 +25,21 @@ class System(NamedTuple):
     again: Any = None  # number of an old particle to move to, -1 for none; None: always to the new ones
 
 
-class StepRule:
+class StepRule(ABC):
     "Contract: a System -> all new weights and the step size (NaN where there is none)."
 
     remembers = True  # the new weights are built from the old ones; False for full correction
     descends = False  # never raises MMD^2, whatever the oracle answers
+    wants_gram = True  # reads the Gram matrix, its factor or mu_p; where False, the loop need not compute them
+    sums_to_one = True  # its weights do; where False, they are all zero if mu_p is
 
-    def __call__(self, system: System):
-        raise NotImplementedError  # -> (capacity,), scalar
+    @abstractmethod
+    def __call__(self, system: System):  # -> (capacity,), scalar
+        "All new weights, and the step size."
+
+    def reweigh(self, gram, means, factor, inside, start):  # -> (capacity,)
+        "Weights for particles that have moved; a rule that has no best ones keeps those of the start."
+        return start
 
 # %% ../../nbs/theory/40_step.ipynb #72524912
 def active(system: System) -> jax.Array:  # (capacity,) bool
@@ -57,6 +65,8 @@ def move(weights: jax.Array, atom: jax.Array, size: float | jax.Array) -> jax.Ar
 class ConstantStep(StepRule):
     "1 / (n + 1): all particles weigh the same. With B new ones at once, B / (n + B)."
 
+    wants_gram = False
+
     def __call__(self, system):
         size = (system.count - system.before) / jnp.maximum(system.count, 1).astype(system.weights.dtype)
         return move(system.weights, newcomers(system), size), size
@@ -68,6 +78,8 @@ class GreedyHerding(StepRule):
 
     room: int = static(1)  # how many particles the next step will add
     remembers = False
+    wants_gram = False
+    sums_to_one = False
 
     def __post_init__(self):
         check_count("room", self.room)
@@ -82,6 +94,7 @@ class OpenLoop(StepRule):
     "l / (n + l): later particles weigh more. With B new ones at once, l B / (n + l B)."
 
     l: Any = 2.0
+    wants_gram = False
 
     def __post_init__(self):
         check_positive("l", self.l)
@@ -188,6 +201,17 @@ class DecayEarly(StepRule):
     @property
     def remembers(self):
         return self.rule.remembers
+
+    @property
+    def wants_gram(self):
+        return self.rule.wants_gram
+
+    @property
+    def sums_to_one(self):
+        return self.rule.sums_to_one
+
+    def reweigh(self, gram, means, factor, inside, start):
+        return self.rule.reweigh(gram, means, factor, inside, start)
 
     def __call__(self, system):
         weights, size = self.rule(system)
