@@ -11,10 +11,12 @@ __all__ = ['Particles', 'Pool', 'Embedding', 'smoothed', 'rbf_double_integral', 
 from abc import ABC, abstractmethod
 from typing import Any, Callable, NamedTuple
 import jax, jax.numpy as jnp
-from .._checks import as_pytree_function, check_choice, check_positive, pytree_dataclass, static
+from dataclasses import replace
+from .._checks import check_choice, check_positive, pytree_dataclass, static
 from ..kernels._kernel import RBF, Kernel, RandomFourier
 from .._mixture import GaussianMixture, log_normal
 from .._mmd import check_set, kernel_mean
+from .._target import as_pytree_function
 
 # %% ../../nbs/theory/21_embedding.ipynb #90d034fb
 class Particles(NamedTuple):
@@ -40,7 +42,8 @@ class Embedding(ABC):
 
     kernel: Kernel  # every embedding has the kernel that it was made for
     has_values = True  # mu_p is known by its values and does not depend on the particles
-    wants_scores = False  # the loop must keep the scores of the particles, taken by the embedding's `score_fn`
+    wants_scores = False  # the loop must keep the scores of the particles, as `score` gives them
+    measures = True  # how far the particles are from the target can be computed, as MMD^2 or as KSD^2
     evaluations_per_gradient = 0  # target evaluations that one candidate's gradient takes
     double_integral = jnp.nan  # E k(x, x') over two independent draws from p
     error2 = 0.0  # expected squared error |mu_hat - mu_p|^2 of the embedding itself
@@ -48,6 +51,14 @@ class Embedding(ABC):
     @abstractmethod
     def mean(self, points, particles):  # (m, d) -> (m,)
         "mu_p at points."
+
+    def score(self, point):  # (d,) -> (d,)
+        "The target's score at a new particle, where `wants_scores`."
+        raise NotImplementedError(f"{type(self).__name__} takes no scores")
+
+    def settled(self, kernel):
+        "The embedding to go on with once the first particles have set the kernel's numbers."
+        return self
 
     def mean_gradient(self, points, particles):  # (m, d) -> (m, d)
         "The gradient of mu_p at points."
@@ -252,13 +263,13 @@ class ParticleEmbedding(Embedding):
     "The paper's: expectations under p replaced by sums over the particles found so far."
 
     kernel: Kernel
-    score_fn: Callable  # (d,) -> (d,), the gradient of log p; one that holds data may be a pytree
+    score_fn: Any  # (d,) -> (d,), the gradient of log p; None for an oracle that takes the scores itself
     own_term: str = static("included")  # "left out" (Eq. 5), "included", "alone"
     has_values = False
-    wants_scores = True
 
     def __post_init__(self):
-        object.__setattr__(self, "score_fn", as_pytree_function(self.score_fn))
+        if self.score_fn is not None:
+            object.__setattr__(self, "score_fn", as_pytree_function(self.score_fn))
         check_choice("own_term", self.own_term, ("left out", "included", "alone"))
         if not self.kernel.stationary:
             raise ValueError(
@@ -268,6 +279,20 @@ class ParticleEmbedding(Embedding):
     @property
     def evaluations_per_gradient(self):
         return 0 if self.own_term == "left out" else 1
+
+    @property
+    def wants_scores(self):
+        return self.score_fn is not None
+
+    @property
+    def measures(self):
+        return self.score_fn is not None
+
+    def score(self, point):
+        return self.score_fn(point)
+
+    def settled(self, kernel):
+        return replace(self, kernel=kernel)
 
     def mean(self, points, particles):
         return kernel_mean(self.kernel, self.kernel.features(points), particles.features, uniform_weights(particles))
