@@ -9,7 +9,7 @@ __all__ = ['Particles', 'Pool', 'Embedding', 'smoothed', 'rbf_double_integral', 
 
 # %% ../../nbs/theory/21_embedding.ipynb #b2eb8485
 from abc import ABC, abstractmethod
-from typing import Any, Callable, NamedTuple
+from typing import Any, NamedTuple
 import jax, jax.numpy as jnp
 from dataclasses import replace
 from .._checks import check_choice, check_positive, pytree_dataclass, static
