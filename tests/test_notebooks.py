@@ -166,8 +166,6 @@ def backward() -> set:
 
 KNOWN_BACKWARD = {
     ("core/02_plots", "theory/05_mixture"),
-    ("theory/40_step", "theory/41_quadrature"),
-    ("theory/41_quadrature", "theory/50_loop"),
     ("theory/54_stein_points", "library/70_model"),
     ("theory/54_stein_points", "library/73_bnn"),
     ("theory/54_stein_points", "library/74_data"),
