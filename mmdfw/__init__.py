@@ -21,7 +21,9 @@ from ._fit_model import ModelFit, fit_model, load_fit
 from ._mixture import GaussianMixture, eleven_gaussians, gaussian_mixture
 from ._mmd import ksd2, mmd2, witness
 from ._saved import resume
-from .data._data import as_table, load_table, split
+from .data._load import load_table
+from .data._split import split
+from .data._table import as_table
 from .embeddings._embedding import Embedding, exact_embedding, reference_embedding
 from .kernels._kernel import IMQ, Kernel, RBF, Stein
 from .models._bnn import bnn, mlp

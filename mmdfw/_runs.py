@@ -13,7 +13,9 @@ from typing import Any, Callable, NamedTuple
 import jax, jax.numpy as jnp, matplotlib.pyplot as plt, numpy as np
 from .models._bnn import mlp
 from ._checks import check_choice, check_count
-from .data._data import Split, Table, load_table, split
+from .data._load import load_table
+from .data._split import Split, split
+from .data._table import Table
 from ._files import versions, whole_file, write_json
 from .models._logistic import Logistic
 from mmdfw.models._metrics import (

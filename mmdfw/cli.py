@@ -170,7 +170,9 @@ def run_demo(options) -> int:
 
 def run_data(options) -> int:
     "`mmdfw data`, `mmdfw data fetch NAME`"
-    from mmdfw.data._data import SOURCES, catalogue, fetch
+    from mmdfw.data._fetch import fetch
+    from mmdfw.data._load import catalogue
+    from mmdfw.data._sources import SOURCES
 
     if options.action == "fetch" and not options.names:
         raise ValueError(f"name what to fetch: {', '.join(SOURCES)}")

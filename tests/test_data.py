@@ -4,9 +4,13 @@ import gzip, hashlib, http.server, io, os, pickle, signal, subprocess, sys, thre
 from pathlib import Path
 import jax.numpy as jnp, numpy as np, pandas as pd, pooch, pytest
 
-import mmdfw.data._data as data
+import mmdfw.data._read, mmdfw.data._sources
 from mmdfw._checks import assert_close
-from mmdfw.data._data import SOURCES, as_table, catalogue, check_binary, fetch, load_table, split
+from mmdfw.data._fetch import fetch
+from mmdfw.data._load import catalogue, load_table
+from mmdfw.data._sources import SOURCES
+from mmdfw.data._split import split
+from mmdfw.data._table import as_table, check_binary
 
 REAL = os.environ.get("MMDFW_DATA")
 needs_files = pytest.mark.skipif(not REAL, reason="MMDFW_DATA does not name a folder with the published files")
@@ -87,7 +91,7 @@ def test_missing_file_names_places_and_command(name, tmp_path):
 
 def test_without_a_chosen_folder_only_the_cache(tmp_path, monkeypatch):
     monkeypatch.delenv("MMDFW_DATA")
-    assert data.data_folders() == [tmp_path / "cache" / "mmdfw"]
+    assert mmdfw.data._sources.data_folders() == [tmp_path / "cache" / "mmdfw"]
 
 
 @pytest.mark.parametrize("name", ["naval", "year", "covertype"])
@@ -122,7 +126,7 @@ def test_archives_write_nothing(tmp_path):
 
 
 def test_a_small_archive_with_a_huge_content(tmp_path, monkeypatch):
-    monkeypatch.setattr(data, "LIMIT", 10_000)
+    monkeypatch.setattr(mmdfw.data._read, "LIMIT", 10_000)
     source, packed, _ = small("covertype")
     put(tmp_path / "data" / source.file, gzip.compress(b"0," * 10**6))
     with pytest.raises(ValueError, match="exceeds 10,000 bytes"):
@@ -269,7 +273,11 @@ def test_killed_half_way(server, tmp_path):
     "Nothing can clean up after SIGKILL; still no file stands where `load` looks, and the next fetch succeeds."
     source, packed, _ = small("protein", 2000)
     server.answers["/file"] = [(packed, 5000, 20), (packed, None, 0)]
-    code = f"from mmdfw.data._data import SOURCES, fetch; fetch(SOURCES['protein']._replace(urls=({server.url + '/file'!r},)), {str(tmp_path / 'data')!r})"
+    code = (
+        "from mmdfw.data._fetch import SOURCES, fetch\n"
+        f"source = SOURCES['protein']._replace(urls=({server.url + '/file'!r},))\n"
+        f"fetch(source, {str(tmp_path / 'data')!r})"
+    )
     child = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
     try:
         for _ in range(600):

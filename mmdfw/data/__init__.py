@@ -6,7 +6,10 @@
 __all__ = ['Table', 'Split', 'load_table', 'as_table', 'split', 'fetch']
 
 # %% ../../nbs/interface/15_data.ipynb #59e16534
-from ._data import Split, Table, as_table, fetch, load_table, split
+from ._fetch import fetch
+from ._load import load_table
+from ._split import Split, split
+from ._table import Table, as_table
 
 # %% ../../nbs/interface/15_data.ipynb #3d0f9766
 _all_ = ["Table", "Split", "load_table", "as_table", "split", "fetch"]

@@ -17,7 +17,8 @@ from tqdm import tqdm
 from ._bench_mixture import jitted_judge, timed
 from .._checks import check_choice, check_count, layout_of, ravel, show_progress
 from .._compress import compress
-from ..data._data import load_table, split
+from ..data._load import load_table
+from ..data._split import split
 from ..embeddings._embedding import SteinEmbedding, reference_embedding
 from .._files import versions, write_json
 from .._fit import fit, grow

@@ -12,7 +12,8 @@ import jax, matplotlib.pyplot as plt, numpy as np
 from tqdm import tqdm
 from ..models._bnn import mlp
 from .._checks import check_count, show_progress
-from ..data._data import Split, load_table, split
+from ..data._load import load_table
+from ..data._split import Split, split
 from .._files import versions, write_json
 from .._fit_model import fit_model
 from ..plots import colors

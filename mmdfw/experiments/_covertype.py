@@ -13,7 +13,7 @@ import jax, jax.numpy as jnp, matplotlib.pyplot as plt, numpy as np
 from ._bench_mixture import timed
 from .._checks import layout_of
 from .._compress import compress
-from ..data._data import split
+from ..data._split import split
 from ._race import PAPER, Race, best_schedule, race_svgd, run_contestant, stand
 from .._loop import capacity_for
 from ..kernels._kernel import RBF, random_fourier

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Callable, NamedTuple
 import jax, jax.numpy as jnp, matplotlib.pyplot as plt, numpy as np, optax
 from ._bench_mixture import PRIOR_SD, exact_mmd2, timed
-from ..data._data import Split, load_table, split
+from ..data._load import load_table
+from ..data._split import Split, split
 from .._fit import Fit, fit
 from ..kernels._kernel import RBF
 from ..models._metrics import GaussianPredictive, regression_scores

@@ -14,7 +14,8 @@ from typing import Callable, NamedTuple
 import matplotlib.pyplot as plt
 from tqdm import tqdm
 from .._checks import check_choice, check_count, check_positive, show_progress
-from ..data._data import Table, load_table
+from ..data._load import load_table
+from ..data._table import Table
 from .._files import cached, versions, whole_file, write_json
 from ..plots import plot_style
 

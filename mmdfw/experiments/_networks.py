@@ -16,7 +16,7 @@ from ._bench_mixture import jitted_judge
 from ..models._bnn import mlp
 from .._checks import layout_of
 from .._compress import compress
-from ..data._data import split
+from ..data._split import split
 from ..embeddings._embedding import reference_embedding
 from mmdfw.experiments._race import (
     PAPER,

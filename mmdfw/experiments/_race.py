@@ -15,7 +15,7 @@ from blackjax.base import SamplingAlgorithm
 from blackjax.vi.svgd import SVGDState
 from tqdm import tqdm
 from .._checks import Layout, layout_of, ravel
-from ..data._data import Split
+from ..data._split import Split
 from .._loop import capacity_for
 from ..models._model import Model, draw_rows, minibatch_logdensity
 from .._fit_model import ModelFit, Run, fit_model, lengths
