@@ -53,7 +53,6 @@ def unpack(data: bytes, member: str = "", depth: int = 2) -> bytes:
         with archive.open(found[0]) as stream:
             return unpack(read_limited(stream), member, depth - 1)
 
-
 # %% ../../nbs/library/62_read.ipynb #0445c4fd
 def check_header(names: list) -> list:
     "Column names of a user's file: words, all there, all different."
@@ -80,7 +79,6 @@ def read_csv(path: Path) -> pd.DataFrame:
     with warnings.catch_warnings():
         warnings.simplefilter("error", pd.errors.ParserWarning)
         return pd.read_csv(io.BytesIO(text), low_memory=False, **(options | dict(header=0, names=names)))
-
 
 # %% ../../nbs/library/62_read.ipynb #dae79270
 def read_arrays(path: Path) -> tuple:  # x, and y or None

@@ -14,7 +14,6 @@ from jaxtyping import Float
 from ._read import BROKEN, unpack
 from ._table import Table, check_finite
 
-
 # %% ../../nbs/library/63_sources.ipynb #53b46e45
 class Source(NamedTuple):
     "A published file: where it is, how to read it, what must be in it."
@@ -38,7 +37,6 @@ class Source(NamedTuple):
     def num_inputs(self) -> int:
         "Columns without the target."
         return len(self.columns) - 1
-
 
 # %% ../../nbs/library/63_sources.ipynb #f57206ae
 UCI = "https://archive.ics.uci.edu/"
@@ -133,7 +131,6 @@ SOURCES = {
     )
 }
 
-
 # %% ../../nbs/library/63_sources.ipynb #bf866058
 def parse(content: bytes, source: Source) -> Float[np.ndarray, "rows columns"]:
     "The numbers in a published file's content."
@@ -169,7 +166,6 @@ def read_published(path: Path, source: Source) -> Float[np.ndarray, "rows column
         ) from problem
     return values
 
-
 # %% ../../nbs/library/63_sources.ipynb #b85b7cbd
 def data_folders() -> list[Path]:
     "Where files are looked for, in this order."
@@ -187,7 +183,6 @@ def places(source: Source) -> list[Path]:
     files = [source.file, *(file for file, _ in source.subsets)]
     folders = [(folder / source.name, folder) for folder in data_folders()]
     return [spot / file for pair in folders for file in files for spot in pair]
-
 
 # %% ../../nbs/library/63_sources.ipynb #40bb6d79
 def load_source(source: Source) -> Table:
