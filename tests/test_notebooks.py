@@ -169,8 +169,6 @@ KNOWN_BACKWARD = {
     ("theory/54_stein_points", "library/70_model"),
     ("theory/54_stein_points", "library/73_bnn"),
     ("theory/54_stein_points", "library/74_data"),
-    ("theory/55_svgd", "library/70_model"),
-    ("theory/55_svgd", "library/72_logistic"),
     ("theory/60_cache", "experiments/01_bench_mixture"),
     ("theory/61_lazy", "experiments/01_bench_mixture"),
     ("theory/61_lazy", "library/72_logistic"),

@@ -11,7 +11,8 @@ from mmdfw.kernels._kernel import RBF
 from mmdfw.models._logistic import Logistic
 from mmdfw._mmd import mmd2
 from mmdfw.samplers._chains import Draws, coordinate_names, nuts, sgld, warn_poor
-from mmdfw.samplers._svgd import jitted_svgd, minibatches, run_svgd, svgd, svgd_direction
+from mmdfw.models._model import minibatches
+from mmdfw.samplers._svgd import jitted_svgd, run_svgd, svgd, svgd_direction
 
 SGD = optax.sgd(0.1)
 

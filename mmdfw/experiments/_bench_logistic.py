@@ -32,7 +32,8 @@ from ..plots import colors
 from ..samplers._chains import nuts, sgld
 from ..oracles._search import greedy_value
 from ..steps._step import ConstantStep
-from ..samplers._svgd import minibatches, svgd
+from ..models._model import minibatches
+from ..samplers._svgd import svgd
 
 # %% ../../nbs/experiments/03_bench_logistic.ipynb #99d1cb52
 class Case(NamedTuple):

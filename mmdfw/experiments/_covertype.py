@@ -29,7 +29,7 @@ from ..samplers._chains import sgld
 from ..oracles._search import MonteCarloOracle, greedy_value
 from ..steps._step import ConstantStep, LineSearch
 from ..samplers._stein_points import stein_points
-from ..samplers._svgd import minibatches
+from ..models._model import minibatches
 
 # %% ../../nbs/experiments/40_covertype.ipynb #94d98a6f
 SVGD_SCHEDULES = {

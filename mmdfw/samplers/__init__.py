@@ -6,9 +6,10 @@
 __all__ = ['nuts', 'sgld', 'svgd', 'Draws', 'SVGDResult', 'minibatches', 'stein_points']
 
 # %% ../../nbs/interface/16_samplers.ipynb #613b425c
+from ..models._model import minibatches
 from ._chains import Draws, nuts, sgld
 from ._stein_points import stein_points
-from ._svgd import SVGDResult, minibatches, svgd
+from ._svgd import SVGDResult, svgd
 
 # %% ../../nbs/interface/16_samplers.ipynb #9cefa860
 _all_ = ["nuts", "sgld", "svgd", "Draws", "SVGDResult", "minibatches", "stein_points"]

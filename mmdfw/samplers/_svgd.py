@@ -5,8 +5,7 @@
 # %% auto #0
 __all__ = ['jitted_advance', 'jitted_svgd', 'ADAM', 'jitted_blackjax', 'svgd_direction', 'take_scores', 'SVGDState', 'begin_svgd',
            'width_of', 'advance_svgd', 'run_svgd', 'flatten_particles', 'FlatFunction', 'SVGDResult', 'check_target',
-           'report_rejected', 'svgd', 'MinibatchEstimate', 'minibatches', 'normal_logdensity', 'run_blackjax',
-           'seconds', 'svgd_against_blackjax']
+           'report_rejected', 'svgd', 'normal_logdensity', 'run_blackjax', 'seconds', 'svgd_against_blackjax']
 
 # %% ../../nbs/theory/55_svgd.ipynb #74fc0070
 import time, warnings
@@ -24,10 +23,8 @@ from mmdfw._checks import (
     layout_of,
     pytree_dataclass,
     ravel,
-    static,
 )
 from ..kernels._kernel import RBF, blackjax_from_lengthscale, median_lengthscale
-from ..models._model import Model, check_data, draw_rows, minibatch_logdensity
 
 # %% ../../nbs/theory/55_svgd.ipynb #be9b6af4
 def svgd_direction(
@@ -221,31 +218,6 @@ def svgd(
     report_rejected(last, rejected, num_steps)
     particles = last if layout is None else jax.vmap(layout.unravel)(last)
     return SVGDResult(last, width, len(flat) * num_steps, rejected, particles)
-
-# %% ../../nbs/theory/55_svgd.ipynb #fcbf4b7a
-@pytree_dataclass
-class MinibatchEstimate:
-    "An unbiased estimate of a model's log posterior, on rows that the key draws."
-
-    model: Model = static()
-    x: Any  # (R, d)
-    y: Any  # (R,)
-    batch_size: int = static(100)
-
-    def __call__(self, params, key):
-        rows = draw_rows(key, len(self.y), (self.batch_size,))
-        return minibatch_logdensity(self.model, params, self.x[rows], self.y[rows], len(self.y))
-
-
-def minibatches(
-    model: Model,
-    x,  # (rows, d)
-    y,  # (rows,)
-    batch_size: int = 100,  # rows drawn at each step, with replacement
-) -> MinibatchEstimate:  # params, key -> scalar
-    "A log posterior on minibatches, for `svgd` and `sgld` with a key."
-    x, y = map(jnp.asarray, check_data(x, y))
-    return MinibatchEstimate(model, x, y, check_count("batch_size", batch_size))
 
 # %% ../../nbs/theory/55_svgd.ipynb #c8eb0888
 def normal_logdensity(x: jax.Array) -> jax.Array:
