@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['assert_close', 'static', 'pytree_dataclass', 'as_pytree_function', 'check_positive', 'check_count', 'check_choice',
            'check_points', 'check_weights', 'Layout', 'layout_of', 'FlatLogdensity', 'Score', 'ravel', 'FlatTarget',
-           'flatten_target', 'check_floating', 'check_logdensity', 'show_progress']
+           'flatten_target', 'check_floating', 'check_logdensity', 'warn_user', 'show_progress']
 
 # %% ../nbs/core/00_checks.ipynb #84d538b7
-import os, sys
+import os, sys, warnings
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Callable, NamedTuple
 import jax, jax.numpy as jnp, numpy as np
@@ -203,6 +203,17 @@ def check_logdensity(logdensity: Callable, position: jax.Array):
     score = jax.grad(logdensity)(position)
     if not bool(jnp.all(jnp.isfinite(score))):
         raise ValueError(f"the gradient of logdensity_fn is not finite at the start {position}: {score}")
+
+# %% ../nbs/core/00_checks.ipynb #6fc14cff
+_FOLDER = os.path.dirname(os.path.abspath(__file__)) if "__file__" in globals() else None
+
+
+def warn_user(message: str, category: type = UserWarning):
+    "Warn, as if from the user's own line: the first on the stack that is not in this package."
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and _FOLDER and frame.f_code.co_filename.startswith(_FOLDER):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level - 1)
 
 # %% ../nbs/core/00_checks.ipynb #763f9a44
 def show_progress(wanted=None) -> bool:

@@ -55,7 +55,7 @@ def names_of(parts: Components) -> dict:
     )
 
 
-STATE = jax.tree.structure(State(Particles(0, 0, 0, 0, 0), 0, 0, 0, 0, 0))
+STATE = jax.tree.structure(State(Particles(0, 0, 0, 0, 0), 0, 0, 0, 0, 0, 0))
 
 # %% ../nbs/library/81_saved.ipynb #802b2f3f
 FORMAT = "mmdfw fit 1"

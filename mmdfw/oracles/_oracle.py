@@ -103,6 +103,10 @@ class Oracle:
         "What was found."
         raise NotImplementedError(f"{type(self).__name__} has no answer")
 
+    def preview(self, search: Any):  # -> (B, d)
+        "Where a search stands, to be looked at while there are no particles yet."
+        raise NotImplementedError(f"{type(self).__name__} has no preview")
+
 # %% ../../nbs/theory/30_oracle.ipynb #c41d7f02
 def check_objective(objective: Callable):
     "A function, not the name of one."
