@@ -166,9 +166,6 @@ def backward() -> set:
 
 KNOWN_BACKWARD = {
     ("core/02_plots", "theory/05_mixture"),
-    ("theory/54_stein_points", "library/70_model"),
-    ("theory/54_stein_points", "library/73_bnn"),
-    ("theory/54_stein_points", "library/74_data"),
     ("theory/60_cache", "experiments/01_bench_mixture"),
     ("theory/61_lazy", "experiments/01_bench_mixture"),
     ("theory/61_lazy", "library/72_logistic"),
