@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['assert_close', 'static', 'pytree_dataclass', 'as_pytree_function', 'check_positive', 'check_count', 'check_choice',
            'check_points', 'check_weights', 'Layout', 'layout_of', 'FlatLogdensity', 'Score', 'ravel', 'FlatTarget',
-           'flatten_target', 'check_floating', 'check_logdensity', 'warn_user', 'show_progress']
+           'flatten_target', 'check_floating', 'check_logdensity', 'warn_user', 'GrowthStopped', 'show_progress']
 
 # %% ../nbs/core/00_checks.ipynb #84d538b7
 import os, sys, warnings
@@ -214,6 +214,10 @@ def warn_user(message: str, category: type = UserWarning):
     while frame.f_back is not None and _FOLDER and frame.f_code.co_filename.startswith(_FOLDER):
         level, frame = level + 1, frame.f_back
     warnings.warn(message, category, stacklevel=level - 1)
+
+# %% ../nbs/core/00_checks.ipynb #04cc684d
+class GrowthStopped(Exception):
+    "Raised from outside (rows that ran out, say) to end growth; what there is is kept."
 
 # %% ../nbs/core/00_checks.ipynb #763f9a44
 def show_progress(wanted=None) -> bool:

@@ -6,8 +6,8 @@
 __all__ = ['BAR', 'OPEN_BAR', 'jitted_next_step', 'jitted_init', 'jitted_room', 'jitted_discrepancy', 'Components', 'State',
            'Info', 'empty_state', 'Row', 'look_at', 'append', 'reweigh', 'check_parts', 'init', 'discrepancy', 'step',
            'problem_of', 'accept', 'duality_gap', 'take_in', 'Algorithm', 'frank_wolfe', 'with_capacity',
-           'capacity_for', 'Until', 'close_enough', 'Record', 'Watch', 'lengths', 'paced', 'GrowthStopped', 'Growth',
-           'next_step', 'grow', 'History', 'as_history', 'joined']
+           'capacity_for', 'Until', 'close_enough', 'Record', 'Watch', 'lengths', 'paced', 'Growth', 'next_step',
+           'grow', 'History', 'as_history', 'joined']
 
 # %% ../nbs/theory/50_loop.ipynb #68cf99ef
 import math, time
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, Iterator, NamedTuple
 import jax, jax.numpy as jnp, numpy as np
 from tqdm import tqdm
-from ._checks import check_count, check_positive, warn_user
+from ._checks import GrowthStopped, check_count, check_positive, warn_user
 from .embeddings._embedding import Embedding, Particles
 from .kernels._kernel import Kernel, Scored
 from ._mmd import mmd2_from_parts
@@ -427,10 +427,6 @@ def paced(clock: Callable, end: float, piece: int) -> Iterator:  # of floats
         pace = took if taken <= 2 * piece else 0.5 * (pace + took)  # the first piece compiles
 
 # %% ../nbs/theory/50_loop.ipynb #c2be5c20
-class GrowthStopped(Exception):
-    "Raised from outside (rows that ran out, say) to end growth; what there is is kept."
-
-
 class Growth(NamedTuple):
     "What growth has come to."
 

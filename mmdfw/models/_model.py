@@ -12,7 +12,8 @@ from itertools import islice
 from typing import Any, Iterator, NamedTuple
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
-from .._checks import check_count, pytree_dataclass, static
+from .._checks import GrowthStopped, check_count, pytree_dataclass, static
+from .._target import Target, as_target, layout_of
 
 # %% ../../nbs/library/70_model.ipynb #7f44ddcc
 class Model:
@@ -36,7 +37,7 @@ def minibatch_logdensity(
     params,  # pytree
     x: jax.Array,  # (b, d): the rows of the batch
     y: jax.Array,  # (b,)
-    num_rows: int,  # R, rows of the whole data set
+    num_rows,  # R, rows of the whole data set
 ) -> jax.Array:
     "Unbiased for the log posterior on all rows, when rows are drawn uniformly."
     return model.log_prior(params) + num_rows / len(y) * jnp.sum(row_likelihoods(model, params, x, y))
@@ -61,9 +62,26 @@ class Posterior:
     num_rows: int = static()
     scale: Any = 1.0  # how many rows each of these stands for
     mesh: Any = static(None)  # devices that the chunks are spread over
+    batch_size: int = static(100)  # rows of a minibatch
 
     def __call__(self, params):
         return self.model.log_prior(params) + self.scale * likelihood_sum(self, params)
+
+    def on_rows(self, params, x, y):  # (b, d), (b,) -> scalar
+        "An unbiased estimate of the log density on given rows, drawn uniformly from all."
+        return minibatch_logdensity(self.model, params, x, y, self.num_rows * self.scale)
+
+    def estimate(self, params, key):
+        "An unbiased estimate of the log density on a minibatch that the key draws."
+        return self.on_rows(params, *self.take(self.draw(key, (self.batch_size,))))
+
+    def draw(self, key, shape):
+        "Row numbers, drawn uniformly with replacement."
+        return draw_rows(key, self.num_rows, shape)
+
+    def take(self, numbers):  # -> (..., d), (...)
+        "Rows by their numbers."
+        return self.x.reshape(-1, self.x.shape[-1])[numbers], self.y.reshape(-1)[numbers]
 
     def rows(self):  # -> (R, d), (R,), on the host: a sharded axis cannot be cut
         x, y = np.asarray(self.x), np.asarray(self.y)
@@ -99,6 +117,7 @@ def posterior(
     y,  # (rows,)
     chunk_size: int = 4096,  # rows looked at together: memory
     num_rows: int = None,  # rows of the whole data set, where these are a uniform part of it
+    batch_size: int = 100,  # rows of a minibatch, for methods that move on minibatches
 ) -> Posterior:
     "A model and its data; the rows are laid out in chunks once."
     x, y = map(jnp.asarray, check_data(x, y))
@@ -109,7 +128,8 @@ def posterior(
         -1, size, *a.shape[1:]
     )
     mask = lay(jnp.ones(len(y), x.dtype), jnp.zeros((), x.dtype))
-    target = Posterior(model, lay(x, x[0]), lay(y, y[0]), mask, len(y), scale)
+    check_count("batch_size", batch_size)
+    target = Posterior(model, lay(x, x[0]), lay(y, y[0]), mask, len(y), scale, None, batch_size)
     check_model(target)
     return target
 
@@ -173,8 +193,19 @@ def minibatches(
     x, y = map(jnp.asarray, check_data(x, y))
     return MinibatchEstimate(model, x, y, check_count("batch_size", batch_size))
 
+# %% ../../nbs/library/70_model.ipynb #6b72a6ee
+@as_target.register
+def _(thing: Posterior, position=None) -> Target:
+    layout = layout_of(jax.eval_shape(thing.model.sample_prior, jax.random.key(0)))
+    return as_target(Target(thing, layout), position)
+
+
+@as_target.register
+def _(thing: Model, x, y, **options: Any) -> Target:
+    return as_target(posterior(thing, x, y, **options))
+
 # %% ../../nbs/library/70_model.ipynb #fd76fe99
-class BatchesEnded(ValueError):
+class BatchesEnded(GrowthStopped, ValueError):
     "An iterator of batches had too few."
 
 
