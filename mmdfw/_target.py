@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['WRITTEN_IN_NUMPY', 'Layout', 'layout_of', 'ravel', 'flatten_particles', 'check_floating', 'write_out', 'identity_of',
            'Operations', 'Program', 'traced', 'as_pytree_function', 'Target', 'Score', 'Estimate', 'log_densities',
-           'as_target', 'check_result', 'check_key', 'check_start']
+           'values_and_scores', 'as_target', 'as_density', 'check_takes', 'check_result', 'check_key', 'check_start']
 
 # %% ../nbs/core/03_target.ipynb #0ae790e9
-import os
+import inspect, os
 from dataclasses import dataclass
 from functools import singledispatch
 from typing import Any, Callable
@@ -236,6 +236,11 @@ class Target:
         return self.function.estimate(self.layout.unravel(u), key)
 
     @property
+    def has_rows(self):
+        "Whether there are rows to draw minibatches from."
+        return hasattr(self.function, "estimate")
+
+    @property
     def dimension(self):
         "How many unknowns there are."
         return self.layout.dimension
@@ -272,12 +277,17 @@ class Estimate:
 
 
 _jitted_logs = jax.jit(lambda target, x: jax.lax.map(target, x, batch_size=1024))
-_jitted_look = jax.jit(lambda target, x: jax.vmap(jax.value_and_grad(target))(x))
+_jitted_both = jax.jit(lambda target, x: jax.vmap(jax.value_and_grad(target))(x))
 
 
 def log_densities(target: Target, points: jax.Array) -> jax.Array:  # (n, d) -> (n,)
     "The log density at many points, compiled once for all targets of one form."
     return _jitted_logs(target, points)
+
+
+def values_and_scores(target: Target, points: jax.Array) -> tuple:  # (n, d) -> (n,), (n, d)
+    "The log density and its gradient at many points, compiled once for all targets of one form."
+    return _jitted_both(target, points)
 
 # %% ../nbs/core/03_target.ipynb #038104e2
 @singledispatch
@@ -286,15 +296,13 @@ def as_target(
     *rest: Any,  # for a log density: a position, a pytree of floating arrays that gives the form
 ) -> Target:
     "The target that a user means, checked; tracing it tells whether it can be differentiated and compiled."
-    if not callable(thing):
-        raise ValueError(f"logdensity_fn must be a function, got {thing!r}")
     if len(rest) != 1 or rest[0] is None:
         raise ValueError("a log density needs a position: a pytree of floating arrays of the form that it takes")
     check_floating(rest[0])
     layout, start = layout_of(rest[0]), ravel(rest[0])
     if not bool(np.isfinite(np.asarray(start)).all()):
         raise ValueError(f"position must be finite, got {start}")
-    return Target(_as_density(thing, layout), layout, start)
+    return Target(as_density(thing, layout), layout, start)
 
 
 @as_target.register
@@ -313,8 +321,9 @@ WRITTEN_IN_NUMPY = (
 )
 
 
-def _as_density(function: Callable, layout: Layout, *more: Any) -> Callable:
-    "A user's function as a callable pytree; `more` are examples of what it takes besides a position."
+def as_density(function: Callable, layout: Layout, *more: Any) -> Callable:
+    "A user's function as a callable pytree; `more` is an example of a key, where it takes one besides a position."
+    check_takes(function, *more)
     example = jax.tree.unflatten(layout.structure, list(map(jax.ShapeDtypeStruct, layout.shapes, layout.dtypes)))
     try:
         check_result(jax.eval_shape(function, example, *more))
@@ -323,6 +332,21 @@ def _as_density(function: Callable, layout: Layout, *more: Any) -> Callable:
     except (jax.errors.JAXTypeError, jax.errors.JAXIndexError) as problem:
         raise ValueError(f"{WRITTEN_IN_NUMPY}. JAX says: {str(problem).splitlines()[0]}") from None
     return function
+
+
+def check_takes(function: Callable, *more: Any):
+    "A function of one position, and of a key where there is one."
+    if not callable(function):
+        raise ValueError(f"logdensity_fn must be a function, got {function!r}")
+    wanted = "one position and a key" if more else "one position, and a key only for minibatches"
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # compiled code has none
+        return
+    try:
+        signature.bind("position", *more)
+    except TypeError:
+        raise ValueError(f"logdensity_fn must take {wanted}; yours takes {signature}") from None
 
 
 def check_result(value):
@@ -350,7 +374,7 @@ def check_key(key) -> jax.Array:
 # %% ../nbs/core/03_target.ipynb #37351157
 def check_start(target: Target):
     "The log density and its gradient must be finite at the start."
-    values, slopes = jax.tree.map(np.asarray, _jitted_look(target, target.start[None]))
+    values, slopes = jax.tree.map(np.asarray, values_and_scores(target, target.start[None]))
     if not np.isfinite(values[0]):
         raise ValueError(
             f"logdensity_fn is {values[0]} at the start {target.start}; start where the density is positive"
