@@ -31,7 +31,8 @@ from mmdfw._checks import (
     ravel,
     show_progress,
 )
-from .embeddings._cloud import find_mode, importance_cloud, jitted_logs, laplace_root
+from ._target import as_target, log_densities
+from .embeddings._cloud import find_mode, importance_cloud, laplace_root
 from mmdfw.embeddings._embedding import (
     Embedding,
     ExactRBF,
@@ -467,7 +468,7 @@ def into_support(
     parts: Components, logdensity: Callable, positions: jax.Array, weights: jax.Array
 ) -> tuple:  # -> positions, weights
     "Particles where the log density is not finite go to the nearest reference point, or are left out; weights anew."
-    good = np.isfinite(np.asarray(jitted_logs(logdensity, positions)))
+    good = np.isfinite(np.asarray(log_densities(as_target(logdensity, positions[0]), positions)))
     if good.all():
         return positions, weights
     warnings.warn(

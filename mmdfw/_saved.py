@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Callable
 import jax, jax.numpy as jnp, numpy as np
 from ._checks import flatten_target
-from .embeddings._cloud import jitted_logs
+from ._target import as_target, log_densities
 from .embeddings._embedding import ExactRBF, Particles, ReferenceEmbedding
 from ._files import digest_arrays, read_result, whole_file
 from ._fit import Context, Fit, History, jitted_unravel
@@ -81,7 +81,7 @@ def save_fit(
         "key": jax.random.key_data(context.key),
         "positions": result.positions,
         "weights": result.weights,
-        "logs": jitted_logs(context.target.logdensity, result.positions[:4]),
+        "logs": log_densities(as_target(context.target.logdensity, result.positions[0]), result.positions[:4]),
     }
     arrays |= {f"part_{i}": leaf for i, leaf in enumerate(leaves)} | {
         f"state_{i}": leaf for i, leaf in enumerate(jax.tree.leaves(result.state))
@@ -110,7 +110,9 @@ def read_saved(path) -> tuple:  # -> header, dict of arrays
 
 def check_same_target(path, logdensity: Callable, arrays: dict):
     "The log density must give the values that were written."
-    found = np.asarray(jitted_logs(logdensity, jnp.asarray(arrays["positions"][:4])))
+    found = np.asarray(
+        log_densities(as_target(logdensity, jnp.asarray(arrays["positions"][0])), jnp.asarray(arrays["positions"][:4]))
+    )
     if not np.allclose(found, arrays["logs"], rtol=1e-3, atol=1e-3):
         raise ValueError(
             f"{path} belongs to another log density: at its first particles that was {arrays['logs']}, this one is {found}"

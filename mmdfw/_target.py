@@ -310,7 +310,8 @@ def _(thing: Target, position=None) -> Target:
     if position is None:
         return thing
     check_floating(position)
-    if layout_of(position) != thing.layout:
+    is_vector = jax.tree_util.all_leaves([position]) and jnp.shape(position) == (thing.dimension,)
+    if not is_vector and layout_of(position) != thing.layout:
         raise ValueError(f"position has the unknowns {layout_of(position).names}, the target has {thing.names}")
     return Target(thing.function, thing.layout, ravel(position))
 

@@ -10,16 +10,16 @@ __all__ = ['jitted_bound', 'path_gradients', 'factor_of', 'climb_bound', 'Gaussi
 import warnings
 from typing import Callable, NamedTuple
 import jax, jax.numpy as jnp, numpy as np, optax
-from .._checks import check_count, check_points, check_positive, flatten_target
+from .._checks import check_count, check_points, check_positive
 from mmdfw.embeddings._cloud import (
     as_root,
     effective_sample_size,
     find_mode,
-    jitted_logs,
     laplace_root,
     normalised_weights,
     sobol_normal,
 )
+from .._target import Target, as_target, check_start, log_densities
 from .._mixture import GaussianMixture
 
 # %% ../../nbs/theory/23_gaussian.ipynb #9a1cef8d
@@ -40,7 +40,7 @@ def factor_of(shape: jax.Array) -> jax.Array:  # (d, d) -> (d, d)
 
 def climb_bound(
     key: jax.Array,
-    logdensity: Callable,
+    target: Target,
     centre: jax.Array,
     root: jax.Array,
     num_steps: int,
@@ -48,7 +48,7 @@ def climb_bound(
     rate: float,
 ) -> tuple:  # -> mean, root, bounds
     "Adam on the bound, in the coordinates of the Gaussian that has been reached."
-    look, d = jax.vmap(jax.value_and_grad(logdensity)), len(centre)
+    look, d = jax.vmap(jax.value_and_grad(target)), len(centre)
     optimizer = optax.adam(optax.cosine_decay_schedule(rate, num_steps))
 
     def body(carry, key):
@@ -68,7 +68,7 @@ def climb_bound(
     return mean, factor, bounds
 
 
-jitted_bound = jax.jit(climb_bound, static_argnums=(1, 4, 5))
+jitted_bound = jax.jit(climb_bound, static_argnums=(4, 5))
 
 # %% ../../nbs/theory/23_gaussian.ipynb #1e9fa4d0
 class GaussianApproximation(NamedTuple):
@@ -87,7 +87,7 @@ class GaussianApproximation(NamedTuple):
 # %% ../../nbs/theory/23_gaussian.ipynb #626939c2
 def nearest_gaussian(
     key: jax.Array,
-    logdensity: Callable,  # (d,) -> scalar, up to a constant
+    logdensity: Callable,  # a Target, or a log density of one vector, up to a constant
     centre: jax.Array,  # (d,): the first guess, best the mode
     root=None,  # (d, d) Cholesky factor of its covariance, or (d,) widths; identity if None
     num_steps: int = 1000,
@@ -102,7 +102,8 @@ def nearest_gaussian(
     check_points("centre", np.asarray(centre)[None])
     rate = check_positive("rate", min(0.1, 0.35 * len(centre) ** -0.5) if rate is None else rate)
     guess = jnp.asarray(as_root(root, len(centre)), centre.dtype)
-    mean, root, bounds = jitted_bound(key, logdensity, centre, guess, num_steps, num_draws, rate)
+    target = as_target(logdensity, centre)
+    mean, root, bounds = jitted_bound(key, target, centre, guess, num_steps, num_draws, rate)
     few = -(-num_steps // 10)
     no_worse = np.mean(bounds[-few:]) > np.mean(bounds[:few]) - 10  # ten nats are beyond noise; false for NaN, too
     if not (no_worse and np.isfinite(mean).all() and np.isfinite(root).all()):
@@ -116,7 +117,7 @@ def nearest_gaussian(
 # %% ../../nbs/theory/23_gaussian.ipynb #b24aaa05
 def gaussian_worth(
     key: jax.Array,
-    logdensity: Callable,  # (d,) -> scalar
+    logdensity: Callable,  # a Target, or a log density of one vector
     gaussian: GaussianApproximation,
     num: int = 512,  # log densities
 ) -> float:  # at most 1; 0 where the target is finite at none of them
@@ -124,7 +125,7 @@ def gaussian_worth(
     rng = np.random.default_rng(np.asarray(jax.random.key_data(key)).ravel())
     noise = sobol_normal(rng, num, len(gaussian.mean))
     points = gaussian.mean + jnp.asarray(noise, gaussian.mean.dtype) @ gaussian.root.T
-    logs = np.asarray(jitted_logs(logdensity, points), float)
+    logs = np.asarray(log_densities(as_target(logdensity, gaussian.mean), points), float)
     if not np.any(np.isfinite(logs)):
         return 0.0
     return effective_sample_size(normalised_weights(logs, -0.5 * np.sum(noise**2, 1))) / num
@@ -138,8 +139,9 @@ def gaussian_approximation(
     num_draws: int = 16,  # scores for each step
 ) -> GaussianApproximation:  # of the position as one vector
     "The nearest Gaussian to a distribution known up to a constant."
-    target = flatten_target(logdensity_fn, position)
-    mode = find_mode(target.logdensity, target.position)
-    root = laplace_root(target.logdensity, mode.position)
-    found = nearest_gaussian(key, target.logdensity, mode.position, root, num_steps, num_draws)
+    target = as_target(logdensity_fn, position)
+    check_start(target)
+    mode = find_mode(target, target.start)
+    root = laplace_root(target, mode.position)
+    found = nearest_gaussian(key, target, mode.position, root, num_steps, num_draws)
     return found._replace(evaluations=found.evaluations + mode.evaluations + len(mode.position) + 2)
