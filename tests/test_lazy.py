@@ -184,7 +184,7 @@ def test_rules_that_may_do_harm_are_refused(target, rule):
         (lambda: LazyOracle(None), "must be an Oracle of particles_per_step 1, got NoneType"),
         (lambda: LazyOracle(GradientOracle(NearParticles(0.5), particles_per_step=3)), "of particles_per_step 3"),
         (lambda: LazyOracle(WALK, POINTS), "cache must come from pool_starts"),
-        (lambda: LazyOracle(WALK, accuracy=0.9), "accuracy must be at least 1, got 0.9"),
+        (lambda: LazyOracle(WALK, lazy_tolerance=0.9), "lazy_tolerance must be at least 1, got 0.9"),
         (lambda: LazyOracle(WALK, max_in_a_row=0), "max_in_a_row must be a whole number of at least 1, got 0"),
         (lambda: cached_oracle(SteinEmbedding(STEIN), STEIN, POINTS[:0], WALK), "with n, d >= 1"),
         (
@@ -192,7 +192,7 @@ def test_rules_that_may_do_harm_are_refused(target, rule):
             "NaN or infinite entries in rows",
         ),
         (lambda: cached_oracle(SteinEmbedding(STEIN), STEIN, POINTS, WALK, by="luck"), "by must be one of"),
-        (lambda: lazy_delta(1.0, 0.5), "accuracy must be at least 1, got 0.5"),
+        (lambda: lazy_delta(1.0, 0.5), "lazy_tolerance must be at least 1, got 0.5"),
         (lambda: progress_bound(1.0, [0.1], 0.0), "diameter must be positive"),
     ],
 )
