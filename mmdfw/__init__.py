@@ -28,7 +28,7 @@ from .embeddings._embedding import Embedding, exact_embedding, reference_embeddi
 from .kernels._kernel import IMQ, Kernel, RBF, Stein
 from .models._bnn import bnn, mlp
 from .models._logistic import Logistic
-from .models._metrics import classification_scores, regression_scores
+from .models._scores import classification_scores, regression_scores
 from .models._model import Model, posterior
 from .oracles._blocks import make_mesh, shard_rows
 from .oracles._lazy import LazyOracle

@@ -18,13 +18,9 @@ from .data._split import Split, split
 from .data._table import Table
 from ._files import versions, whole_file, write_json
 from .models._logistic import Logistic
-from mmdfw.models._metrics import (
-    GaussianPredictive,
-    classification_scores,
-    plot_coverage,
-    plot_reliability,
-    regression_scores,
-)
+from .models._calibration import plot_coverage, plot_reliability
+from .models._predictive import GaussianPredictive
+from .models._scores import classification_scores, regression_scores
 from .models._model import Model
 from ._fit_model import ModelFit, fit_model, load_fit, read_fit
 from .plots import colors, plot_style

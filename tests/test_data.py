@@ -1,4 +1,4 @@
-"""Tables, splits and files: what is read is right, what is wrong is refused, and nothing half-written is left behind."""
+"""Tables, splits and files: what is read is right, what is wrong is refused, nothing half-written is left behind."""
 
 import gzip, hashlib, http.server, io, os, pickle, signal, subprocess, sys, threading, time, zipfile
 from pathlib import Path
@@ -61,7 +61,7 @@ def files(folder):
     return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if not p.is_dir())
 
 
-# Published layouts ------------------------------------------------------------------------------------------------------
+# Published layouts --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", list(SOURCES))
@@ -154,7 +154,7 @@ def test_subset_is_reported_and_the_whole_preferred(tmp_path):
     assert load_table(part).note == "" and len(load_table(part).y) == 40
 
 
-# Fetching ---------------------------------------------------------------------------------------------------------------
+# Fetching -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -322,7 +322,7 @@ def test_catalogue(tmp_path):
     )
 
 
-# Splits and scales ------------------------------------------------------------------------------------------------------
+# Splits and scales --------------------------------------------------------------------------------
 
 
 def test_split_is_a_seeded_partition():
@@ -411,7 +411,7 @@ def test_labels_that_are(labels):
     assert_close(check_binary(labels), np.asarray(labels), rtol=0)
 
 
-# Your own ---------------------------------------------------------------------------------------------------------------
+# Your own -----------------------------------------------------------------------------------------
 
 FRAME = pd.DataFrame({"a": [1, 2, 3], "b": [0.5, 1.5, 2.5], "c": [True, False, True]})
 
@@ -563,7 +563,7 @@ def test_load_refuses_other_names(tmp_path):
         load_table("naval", target="turbine decay")
 
 
-# The real files ---------------------------------------------------------------------------------------------------------
+# The real files -----------------------------------------------------------------------------------
 
 
 @pytest.fixture

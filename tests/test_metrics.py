@@ -7,22 +7,10 @@ from scipy.integrate import quad
 from scipy.stats import norm
 
 from mmdfw._checks import assert_close
-from mmdfw.models._metrics import (
-    BernoulliPredictive,
-    GaussianPredictive,
-    accuracy,
-    classification_scores,
-    coverage,
-    expected_calibration_error,
-    mean_log_likelihood,
-    negative_mass,
-    plot_coverage,
-    plot_reliability,
-    proper_weights,
-    regression_scores,
-    reliability,
-    rmse,
-)
+from mmdfw.models._bernoulli import BernoulliPredictive
+from mmdfw.models._calibration import coverage, expected_calibration_error, plot_coverage, plot_reliability, reliability
+from mmdfw.models._predictive import GaussianPredictive, negative_mass, proper_weights
+from mmdfw.models._scores import accuracy, classification_scores, mean_log_likelihood, regression_scores, rmse
 
 matplotlib.use("agg")
 NOISE, LEVELS = 0.5, np.array([0.01, 0.3, 0.5, 0.95])
@@ -75,7 +63,7 @@ def exact_answers(truth, y):
     )
 
 
-# The linear-Gaussian model ----------------------------------------------------------------------------------------------
+# The linear-Gaussian model ------------------------------------------------------------------------
 
 
 def test_weighted_particles_give_the_exact_predictive(dtype):
@@ -126,7 +114,7 @@ def test_equal_draws_within_their_standard_errors(x64):
             sampled.mean - truth.mean(),
             sampled.variance - truth.var(),
             sampled.log_likelihood(y) - truth.logpdf(y),
-            sampled.quantile(level)[0] - q,
+            sampled.quantile(level) - q,
         ]
     )
     standard = np.stack(
@@ -162,7 +150,7 @@ def test_coverage_is_nominal_on_data_from_the_model():
     assert_close(coverage(many, y, 0.7), [np.mean((low <= y) & (y <= high))], rtol=1e-5, atol=2 / len(y))
 
 
-# Weights ----------------------------------------------------------------------------------------------------------------
+# Weights ------------------------------------------------------------------------------------------
 
 
 def signed(a=0.8, noise=0.3):
@@ -207,7 +195,7 @@ def test_proper_weights():
     assert_close(proper_weights(jnp.array([1.0, -0.5, 1.5])), [0.4, 0.0, 0.6])
 
 
-# Quantiles, draws, extremes ---------------------------------------------------------------------------------------------
+# Quantiles, draws, extremes -----------------------------------------------------------------------
 
 
 def test_quantile_inverts_the_cdf(dtype):
@@ -219,6 +207,24 @@ def test_quantile_inverts_the_cdf(dtype):
     assert q.shape == (4, 5) and q.dtype == dtype and np.all(np.diff(q, axis=0) > 0)
     back = np.stack([predictive.cdf(row) for row in q])
     assert_close(back, np.tile(LEVELS[:, None], 5), rtol=1e-12 if dtype == jnp.float64 else 1e-4)
+
+
+def test_a_number_gives_one_answer_for_each_row(x64):
+    predictive, truth = gauss_hermite_predictive()
+    assert predictive.quantile(0.3).shape == (9,) and predictive.quantile([0.3]).shape == (1, 9)
+    assert_close(predictive.quantile(0.3), predictive.quantile([0.1, 0.3])[1], rtol=1e-14)
+    assert predictive.interval(0.9).shape == (2, 9)
+    assert jax.jit(lambda p, level: p.quantile(level))(predictive, 0.3).shape == (9,)
+
+
+def test_a_predictive_is_described_in_one_line():
+    predictive, _ = gauss_hermite_predictive(np.float32, 4)
+    assert repr(predictive) == "GaussianPredictive(16 particles, 9 rows)"
+    assert repr(BernoulliPredictive(predictive.means)) == "BernoulliPredictive(16 particles, 9 rows)"
+    seen = []
+    jax.vmap(lambda shift: seen.append(repr(predictive.rescale(shift, 1.0))) or shift)(jnp.zeros(2))
+    assert seen == ["GaussianPredictive(16 particles, 9 rows)"], "also while JAX traces it"
+    assert repr(jax.tree.map(lambda _: object(), predictive)) == "GaussianPredictive(? particles, ? rows)"
 
 
 def test_draws_are_joint():
@@ -267,7 +273,7 @@ def test_many_rows():
     assert_close(predictive.mean, share @ means, rtol=1e-4, atol=1e-6)
 
 
-# Two classes ------------------------------------------------------------------------------------------------------------
+# Two classes --------------------------------------------------------------------------------------
 
 
 def test_bernoulli_against_quadrature(x64):
@@ -314,7 +320,7 @@ def test_reliability_by_hand(x64):
     )
 
 
-# Scores, plots, compilation ---------------------------------------------------------------------------------------------
+# Scores, plots, compilation -----------------------------------------------------------------------
 
 
 def test_scores_are_plain_numbers_and_the_same_in_jit():
@@ -414,7 +420,7 @@ def test_lowers_for_cuda_in_float32(platforms):
     assert not re.findall(r"\w*callback\w*", text) and not re.findall(r"tensor<[^>]*f64>", text)
 
 
-# Bad input --------------------------------------------------------------------------------------------------------------
+# Bad input ----------------------------------------------------------------------------------------
 
 MEANS, SDS = np.zeros((2, 3)), np.ones((2, 1))
 
@@ -459,7 +465,10 @@ def good_binary():
         (lambda: good().quantile(np.nan), "levels.*nan"),
         (lambda: good().quantile(np.full((2, 2), 0.5)), r"levels.*\(2, 2\)"),
         (lambda: good().quantile(1 - 1e-9), r"levels.*1\."),  # one, in float32
-        (lambda: good().interval(1.0), r"levels.*1\."),
+        (lambda: good().interval(1.0), r"level .*1\."),
+        (lambda: good().interval(95), r"level .*0\.95 for 95 per cent.*95\."),
+        (lambda: good().quantile([0.5, 97.5]), r"levels .*0\.975 for 97\.5 per cent.*97\.5"),
+        (lambda: coverage(good(), np.zeros(3), 90), r"levels .*0\.9 for 90 per cent"),
         (lambda: good().interval([0.5, 0.9]), r"level .*0\.9"),
         (lambda: coverage(good(), np.zeros(3), -0.1), r"levels.*-0\.1"),
         (lambda: good().rescale(0.0, 0.0), "scale.*0"),

@@ -14,7 +14,8 @@ from mmdfw._loop import Components, init, step
 from mmdfw.oracles._batches import BatchOracle, advance, begin, run_call
 from mmdfw.kernels._kernel import RBF
 from mmdfw.models._logistic import Logistic
-from mmdfw.models._metrics import GaussianPredictive, classification_scores, regression_scores
+from mmdfw.models._predictive import GaussianPredictive
+from mmdfw.models._scores import classification_scores, regression_scores
 from mmdfw.models._model import Model, draw_rows, minibatch_logdensity, posterior
 from mmdfw._fit_model import DataScore, fit_model, load_fit, read_fit
 from mmdfw.oracles._oracle import Problem

@@ -15,7 +15,8 @@ from ..data._load import load_table
 from ..data._split import Split, split
 from .._fit import Fit, fit
 from ..kernels._kernel import RBF
-from ..models._metrics import GaussianPredictive, regression_scores
+from ..models._predictive import GaussianPredictive
+from ..models._scores import regression_scores
 from .._mixture import eleven_gaussians
 from ..plots import colors, plot_density, plot_particles, plot_style
 from ..samplers._svgd import svgd

@@ -9,7 +9,9 @@ __all__ = ['Model', 'Posterior', 'posterior', 'spread', 'Logistic', 'BNN', 'bnn'
 # %% ../../nbs/interface/14_models.ipynb #6aa08113
 from ._bnn import BNN, bnn, mlp
 from ._logistic import Logistic
-from ._metrics import BernoulliPredictive, GaussianPredictive, classification_scores, regression_scores
+from ._bernoulli import BernoulliPredictive
+from ._predictive import GaussianPredictive
+from ._scores import classification_scores, regression_scores
 from ._model import Model, Posterior, posterior, spread
 
 # %% ../../nbs/interface/14_models.ipynb #af26734c

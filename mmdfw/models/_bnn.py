@@ -12,7 +12,7 @@ import jax, jax.numpy as jnp, numpy as np
 from flax import nnx
 from .._checks import check_count, check_positive, ravel
 from ._logistic import log_gamma_density
-from ._metrics import GaussianPredictive
+from ._predictive import GaussianPredictive
 from ._model import Model
 
 # %% ../../nbs/library/73_bnn.ipynb #2a285af5

@@ -9,7 +9,7 @@ __all__ = ['log_gamma_density', 'Logistic', 'sample_logistic_prior']
 from dataclasses import dataclass
 import jax, jax.numpy as jnp
 from .._checks import check_count, check_positive
-from ._metrics import BernoulliPredictive
+from ._bernoulli import BernoulliPredictive
 from ._model import Model
 
 # %% ../../nbs/library/72_logistic.ipynb #5097dae8
