@@ -503,15 +503,18 @@ def _grow_once(
     "One step, with room made for it first."
     oracle, count = parts.oracle, int(state.particles.count)
     room = capacity_for(count + oracle.particles_per_step, oracle.smallest_capacity)
-    if room > len(state.particles.weights):
-        state = jitted_room(state, room)
     if oracle.piece is None:
-        return parts, *jitted_next_step(parts, key, state, until.most)
+        return parts, *jitted_next_step(parts, key, _with_room(state, room), until.most)
     search = _run_pieces(jax.random.fold_in(key, state.calls), parts, state, until, watch, feed)
-    answer = _answer(parts, search, state)
+    answer = _answer(parts, search, state)  # the walk itself needs no room, and is faster without
     if count == 0:
-        return _fill(parts, state, answer, until.most)
-    return parts, *_accept(parts, state, answer, until.most)
+        return _fill(parts, state, answer, until.most, room)
+    return parts, *_accept(parts, _with_room(state, room), answer, until.most)
+
+
+def _with_room(state: State, room: int) -> State:
+    "A state that can hold so many particles."
+    return jitted_room(state, room) if room > len(state.particles.weights) else state
 
 
 def _run_pieces(
@@ -534,7 +537,7 @@ def _run_pieces(
     return search
 
 
-def _fill(parts: Components, state: State, answer: Proposal, most: int) -> tuple:  # -> parts, State, Info
+def _fill(parts: Components, state: State, answer: Proposal, most: int, room: int) -> tuple:  # -> parts, State, Info
     "The first answer of an oracle, into a state that was empty: it may set the kernel's numbers."
     points = answer.points[np.asarray(answer.valid)][:most]
     if not len(points):
@@ -543,7 +546,7 @@ def _fill(parts: Components, state: State, answer: Proposal, most: int) -> tuple
             "the model and the learning rate"
         )
     parts = parts.settled(points)
-    new = jitted_init(parts, points, len(state.particles.weights))
+    new = jitted_init(parts, points, max(room, len(state.particles.weights)))
     new = new._replace(
         evaluations=new.evaluations + answer.evaluations.astype(jnp.int32),
         rejected=new.rejected + answer.rejected.astype(jnp.int32),

@@ -58,6 +58,7 @@ class Kernel(ABC):
     "Contract: a value for one pair; features once per point; a Gram matrix of two sets of features."
 
     stationary = False  # k(x, y) depends on x - y alone
+    product = False  # k(x, y) = exp(-r^2 / 2) with r in units of length: a product over coordinates
     zero_mean = False  # E k(x, X) = 0 for X from the target, as for a Stein kernel
     evaluations_per_point = 0  # target evaluations that the features of one point take
 
@@ -171,6 +172,7 @@ class RBF(Radial):
     "exp(-r^2 / 2)"
 
     lengthscale: Any = 1.0  # scalar, or (d,) for one per dimension
+    product = True
 
     def radial(self, r2):
         return jnp.exp(-r2 / 2)

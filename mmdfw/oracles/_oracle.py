@@ -77,11 +77,11 @@ class Oracle:
         begin_key, walk_key = jax.random.split(key)
         total = self.length(problem.particles.count)
 
-        def one(search, i):
-            return self.advance(jax.random.fold_in(walk_key, i), search, problem, total), None
+        def one(i, search):
+            return self.advance(jax.random.fold_in(walk_key, i), search, problem, total)
 
-        pieces = jnp.arange(-(-total // self.piece))
-        return self.answer(jax.lax.scan(one, self.begin(begin_key, problem), pieces)[0], problem)
+        pieces = -(-total // self.piece)  # may be traced: other lengths compile nothing
+        return self.answer(jax.lax.fori_loop(0, pieces, one, self.begin(begin_key, problem)), problem)
 
     def first_memory(self):
         "What it remembers before its first call."
