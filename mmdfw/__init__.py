@@ -25,7 +25,8 @@ from .data._load import load_table
 from .data._split import split
 from .data._table import as_table
 from .embeddings._embedding import Embedding, exact_embedding, reference_embedding
-from .kernels._kernel import IMQ, Kernel, RBF, Stein
+from .kernels._kernel import IMQ, Kernel, RBF
+from .kernels._stein_kernel import Stein
 from .models._bnn import bnn, mlp
 from .models._logistic import Logistic
 from .models._scores import classification_scores, regression_scores

@@ -13,7 +13,8 @@ from ._checks import Layout, check_choice, check_count, show_progress
 from .embeddings._embedding import ReferenceEmbedding, reference_embedding
 from ._fit import History, as_history, grow, jitted_discrepancy, jitted_in_use, jitted_init, run_refinement
 from ._loop import Components, capacity_for
-from .kernels._kernel import RBF, Kernel, median_lengthscale
+from .kernels._kernel import RBF, Kernel
+from .kernels._lengthscale import median_lengthscale
 from .oracles._oracle import GradientOracle, PoolStarts, pool_starts
 from .steps._quadrature import Quadrature
 from ._refinement import lengthscale_of

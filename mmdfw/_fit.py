@@ -45,7 +45,9 @@ from mmdfw.embeddings._embedding import (
 )
 from ._loop import Components, Info, State, capacity_for, discrepancy, init, step, with_capacity
 from .embeddings._gaussian import gaussian_worth, nearest_gaussian
-from .kernels._kernel import IMQ, RBF, Kernel, RandomFourier, Stein, squared_distances
+from .kernels._fourier import RandomFourier
+from .kernels._kernel import IMQ, RBF, Kernel, squared_distances
+from .kernels._stein_kernel import Stein
 from ._mmd import mmd2_from_parts
 from .oracles._oracle import GradientOracle, NearParticles, Oracle, PriorStarts, pool_starts
 from .steps._quadrature import IntegralPosterior, Quadrature, integral_posterior, sum_to_one_weights

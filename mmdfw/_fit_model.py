@@ -20,7 +20,8 @@ from .embeddings._embedding import ParticleEmbedding
 from ._files import whole_file
 from ._loop import Components, State, accept, capacity_for, init, with_capacity
 from .oracles._batches import ADAM, BatchOracle, Flock, begin, propose, sound_particles
-from .kernels._kernel import RBF, median_lengthscale
+from .kernels._kernel import RBF
+from .kernels._lengthscale import median_lengthscale
 from .models._model import BatchesEnded, Model, Posterior, check_data, posterior, stack_batches
 from .oracles._oracle import Problem
 from .oracles._blocks import divide_work

@@ -17,7 +17,8 @@ import jax, jax.numpy as jnp, numpy as np
 from tqdm import tqdm
 from ._checks import GrowthStopped, check_count, check_positive, warn_user
 from .embeddings._embedding import Embedding, Particles
-from .kernels._kernel import Kernel, Scored
+from .kernels._kernel import Kernel
+from .kernels._stein_kernel import Scored
 from ._mmd import mmd2_from_parts
 from .oracles._oracle import Oracle, Problem, Proposal, oracle_accuracy
 from .steps._quadrature import Quadrature, grow_factor

@@ -12,7 +12,9 @@ import jax, jax.numpy as jnp, numpy as np, pytest
 from mmdfw._checks import pytree_dataclass
 from mmdfw.embeddings._embedding import ParticleEmbedding, SteinEmbedding, exact_embedding, reference_embedding
 from mmdfw._loop import Components, accept, init
-from mmdfw.kernels._kernel import IMQ, RBF, Stein, random_fourier
+from mmdfw.kernels._fourier import random_fourier
+from mmdfw.kernels._kernel import IMQ, RBF
+from mmdfw.kernels._stein_kernel import Stein
 from mmdfw._mixture import eleven_gaussians
 from mmdfw.oracles._oracle import GradientOracle, GridOracle, NearParticles, Problem, lmo_value, pool_starts
 from mmdfw.steps._quadrature import Quadrature

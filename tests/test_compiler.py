@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from mmdfw._checks import assert_close
-from mmdfw.kernels._kernel import RBF, Stein, squared_distances
+from mmdfw.kernels._kernel import RBF, squared_distances
+from mmdfw.kernels._stein_kernel import Stein
 
 OPTIMISED = {
     "xla_backend_optimization_level": 3,

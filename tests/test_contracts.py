@@ -18,7 +18,9 @@ from mmdfw.contracts import (
 )
 from mmdfw.embeddings._embedding import ParticleEmbedding, SteinEmbedding, exact_embedding, reference_embedding
 from mmdfw._loop import Components, init
-from mmdfw.kernels._kernel import IMQ, RBF, InverseLog, ScoreIMQ, Stein, random_fourier
+from mmdfw.kernels._fourier import random_fourier
+from mmdfw.kernels._kernel import IMQ, RBF, InverseLog
+from mmdfw.kernels._stein_kernel import ScoreIMQ, Stein
 from mmdfw.oracles._lazy import LazyOracle
 from mmdfw._mixture import gaussian_mixture
 from mmdfw.oracles._oracle import (

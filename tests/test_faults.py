@@ -9,7 +9,10 @@ from mmdfw.embeddings._cloud import importance_cloud
 from mmdfw.embeddings._embedding import ParticleEmbedding, SteinEmbedding, exact_embedding, reference_embedding
 from mmdfw._fit import fit
 from mmdfw._loop import frank_wolfe
-from mmdfw.kernels._kernel import IMQ, RBF, InverseLog, ScoreIMQ, Stein, median_lengthscale, random_fourier
+from mmdfw.kernels._fourier import random_fourier
+from mmdfw.kernels._kernel import IMQ, RBF, InverseLog
+from mmdfw.kernels._lengthscale import median_lengthscale
+from mmdfw.kernels._stein_kernel import ScoreIMQ, Stein
 from mmdfw._mixture import eleven_gaussians, gaussian_mixture
 from mmdfw._mmd import mmd2
 from mmdfw.oracles._oracle import GradientOracle, NearParticles, PriorStarts, pool_starts

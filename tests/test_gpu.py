@@ -6,7 +6,9 @@ from jax import export
 
 from mmdfw.embeddings._embedding import ParticleEmbedding, SteinEmbedding, exact_embedding, reference_embedding
 from mmdfw._loop import Components, init, step
-from mmdfw.kernels._kernel import IMQ, RBF, InverseLog, ScoreIMQ, Stein, random_fourier
+from mmdfw.kernels._fourier import random_fourier
+from mmdfw.kernels._kernel import IMQ, RBF, InverseLog
+from mmdfw.kernels._stein_kernel import ScoreIMQ, Stein
 from mmdfw._mixture import gaussian_mixture
 from mmdfw.oracles._oracle import GradientOracle, NearParticles, pool_starts
 from mmdfw.steps._quadrature import Quadrature

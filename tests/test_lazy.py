@@ -11,7 +11,8 @@ from mmdfw._checks import assert_close, pytree_dataclass
 from mmdfw.embeddings._embedding import Embedding, ParticleEmbedding, SteinEmbedding, reference_embedding
 from mmdfw._fit import fit, grow
 from mmdfw._loop import Components, init, step
-from mmdfw.kernels._kernel import IMQ, RBF, Stein
+from mmdfw.kernels._kernel import IMQ, RBF
+from mmdfw.kernels._stein_kernel import Stein
 from mmdfw.oracles._lazy import LazyMemory, LazyOracle, certified_mmd, lazy_delta, negative_calls_bound, progress_bound
 from mmdfw.oracles._oracle import GradientOracle, NearParticles, Problem, pool_starts
 from mmdfw.oracles._search import PoolOracle

@@ -10,7 +10,8 @@ from mmdfw.embeddings._cloud import importance_cloud
 from mmdfw.embeddings._embedding import ParticleEmbedding, SteinEmbedding, exact_embedding
 from mmdfw._fit import fit
 from mmdfw._loop import frank_wolfe
-from mmdfw.kernels._kernel import IMQ, RBF, Stein
+from mmdfw.kernels._kernel import IMQ, RBF
+from mmdfw.kernels._stein_kernel import Stein
 from mmdfw._mixture import eleven_gaussians, gaussian_mixture
 from mmdfw._mmd import mmd2_from_parts
 from mmdfw.oracles._oracle import GradientOracle, GridOracle, NearParticles, pool_starts

@@ -9,7 +9,8 @@ from sklearn.metrics.pairwise import rbf_kernel
 from mmdfw._checks import assert_close, pytree_dataclass
 from mmdfw.embeddings._embedding import SteinEmbedding, reference_embedding
 from mmdfw._loop import Components, init, step
-from mmdfw.kernels._kernel import RBF, Kernel, lengthscale_from_blackjax, lengthscale_from_gamma
+from mmdfw.kernels._kernel import RBF, Kernel
+from mmdfw.kernels._lengthscale import lengthscale_from_blackjax, lengthscale_from_gamma
 from mmdfw._mmd import mmd2
 from mmdfw.oracles._oracle import Oracle, Proposal
 from mmdfw.steps._quadrature import Quadrature

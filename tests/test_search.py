@@ -8,7 +8,8 @@ from test_gpu import assert_sound, lowered
 from mmdfw._checks import assert_close, pytree_dataclass
 from mmdfw.embeddings._embedding import Embedding, ParticleEmbedding, SteinEmbedding, exact_embedding
 from mmdfw._loop import Components, empty_state, init, step
-from mmdfw.kernels._kernel import IMQ, RBF, Stein
+from mmdfw.kernels._kernel import IMQ, RBF
+from mmdfw.kernels._stein_kernel import Stein
 from mmdfw._mixture import gaussian_mixture
 from mmdfw._mmd import mmd2_from_parts
 from mmdfw.oracles._oracle import (

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import jax, jax.numpy as jnp
 from dataclasses import replace
 from .._checks import check_choice, check_positive, pytree_dataclass, static
-from ..kernels._kernel import RBF, Kernel, RandomFourier
+from ..kernels._fourier import RandomFourier
+from ..kernels._kernel import RBF, Kernel
 from .._mixture import GaussianMixture, log_normal
 from .._mmd import check_set, kernel_mean
 from .._target import as_pytree_function
@@ -63,7 +64,7 @@ class Embedding(ABC):
 
     @abstractmethod
     def mean(self, points, particles):  # (m, d) -> (m,)
-        "mu_p at points."
+        "The kernel mean mu_p of the target at points."
 
     def score(self, point):  # (d,) -> (d,)
         "The target's score at a new particle, where `wants_scores`."
@@ -74,7 +75,7 @@ class Embedding(ABC):
         return self
 
     def mean_gradient(self, points, particles):  # (m, d) -> (m, d)
-        "The gradient of mu_p at points."
+        "The gradient of the kernel mean mu_p at points."
         return jax.grad(lambda x: jnp.sum(self.mean(x, particles)))(points)
 
     def anchors(self, particles):  # -> Anchors

@@ -24,7 +24,9 @@ from .._files import versions, write_json
 from .._fit import fit, grow
 from .._loop import Components, capacity_for, init
 from ..embeddings._gaussian import gaussian_approximation
-from ..kernels._kernel import IMQ, RBF, Stein, median_lengthscale
+from ..kernels._kernel import IMQ, RBF
+from ..kernels._lengthscale import median_lengthscale
+from ..kernels._stein_kernel import Stein
 from ..models._logistic import Logistic
 from ..models._model import posterior
 from ..oracles._oracle import GradientOracle, NearParticles

@@ -29,7 +29,8 @@ from mmdfw.experiments._mixture import (
     toy_cloud,
 )
 from .._loop import Components, Info
-from ..kernels._kernel import IMQ, RBF, Stein
+from ..kernels._kernel import IMQ, RBF
+from ..kernels._stein_kernel import Stein
 from ..oracles._lazy import LazyOracle
 from ..oracles._oracle import GradientOracle, NearParticles, Oracle, PriorStarts, pool_starts
 from ..plots import colors

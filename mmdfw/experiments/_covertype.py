@@ -16,7 +16,8 @@ from .._compress import compress
 from ..data._split import split
 from ._race import PAPER, Race, best_schedule, race_svgd, run_contestant, stand
 from .._loop import capacity_for
-from ..kernels._kernel import RBF, random_fourier
+from ..kernels._fourier import random_fourier
+from ..kernels._kernel import RBF
 from ..models._logistic import Logistic
 from ._bench_logistic import Case, by_stein_points, by_svgd, evenly, judged, make_case, short_run
 from ..models._model import posterior

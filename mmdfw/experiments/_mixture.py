@@ -32,7 +32,8 @@ from ..embeddings._cloud import Cloud, importance_cloud
 from ..embeddings._embedding import ParticleEmbedding, exact_embedding, reference_embedding
 from .._fit import default_kernel, jitted_step
 from .._loop import Components, capacity_for, init, step
-from ..kernels._kernel import RBF, ksd_lengthscale, median_lengthscale
+from ..kernels._kernel import RBF
+from ..kernels._lengthscale import ksd_lengthscale, median_lengthscale
 from ..oracles._oracle import GradientOracle, PriorStarts, pool_starts
 from ..plots import colors, plot_particles
 from ..steps._quadrature import Quadrature

@@ -29,7 +29,8 @@ from mmdfw.experiments._race import (
     run_contestant,
     stand,
 )
-from ..kernels._kernel import RBF, median_lengthscale
+from ..kernels._kernel import RBF
+from ..kernels._lengthscale import median_lengthscale
 from ._bench_logistic import evenly
 from ..models._model import Posterior, posterior
 from .._fit_model import fit_model

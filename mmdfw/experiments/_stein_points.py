@@ -14,7 +14,8 @@ from ._bench_mixture import LENGTHSCALE, exact_mmd2, jitted_start, toy_target
 from ..embeddings._embedding import SteinEmbedding
 from ._mixture import cloud_parts, draw_places, grow, off_hills, part_key, places, spread, toy_cloud
 from .._loop import Components
-from ..kernels._kernel import IMQ, RBF, InverseLog, ScoreIMQ, Stein
+from ..kernels._kernel import IMQ, RBF, InverseLog
+from ..kernels._stein_kernel import ScoreIMQ, Stein
 from .._mmd import ksd2
 from ..oracles._oracle import GradientOracle, GridOracle, NearParticles, PriorStarts, lmo_value
 from ..plots import colors

@@ -8,24 +8,17 @@ __all__ = ['Kernel', 'Radial', 'RBF', 'IMQ', 'InverseLog', 'ScoreIMQ', 'RandomFo
            'gamma_from_lengthscale', 'lengthscale_from_blackjax', 'blackjax_from_lengthscale']
 
 # %% ../../nbs/interface/10_kernels.ipynb #236192f3
-from mmdfw.kernels._kernel import (
-    IMQ,
-    InverseLog,
-    Kernel,
-    RBF,
-    Radial,
-    RandomFourier,
-    ScoreIMQ,
-    Stein,
+from ._fourier import RandomFourier, random_fourier
+from ._kernel import IMQ, InverseLog, Kernel, RBF, Radial, squared_distances
+from mmdfw.kernels._lengthscale import (
     blackjax_from_lengthscale,
     gamma_from_lengthscale,
     ksd_lengthscale,
     lengthscale_from_blackjax,
     lengthscale_from_gamma,
     median_lengthscale,
-    random_fourier,
-    squared_distances,
 )
+from ._stein_kernel import ScoreIMQ, Stein
 
 # %% ../../nbs/interface/10_kernels.ipynb #3efb1ee7
 _all_ = [

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import jax, jax.numpy as jnp, optax
 from .._checks import Layout, check_choice, check_count, check_positive, pytree_dataclass, ravel, static
 from ..embeddings._embedding import Particles
-from ..kernels._kernel import median_rule, squared_distances
+from ..kernels._kernel import squared_distances
+from ..kernels._lengthscale import median_rule
 from ..models._model import Model, draw_rows, minibatch_logdensity
 from ._oracle import Oracle, Problem, Proposal, lmo_value
 

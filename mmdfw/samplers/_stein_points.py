@@ -10,7 +10,8 @@ from typing import Callable
 from blackjax.base import SamplingAlgorithm
 from ..embeddings._embedding import SteinEmbedding
 from .._loop import frank_wolfe
-from ..kernels._kernel import IMQ, Kernel, Stein
+from ..kernels._kernel import IMQ, Kernel
+from ..kernels._stein_kernel import Stein
 from ..oracles._oracle import Oracle
 from ..steps._step import ConstantStep, StepRule
 

@@ -24,7 +24,8 @@ from mmdfw._checks import (
     pytree_dataclass,
     ravel,
 )
-from ..kernels._kernel import RBF, blackjax_from_lengthscale, median_lengthscale
+from ..kernels._kernel import RBF
+from ..kernels._lengthscale import blackjax_from_lengthscale, median_lengthscale
 
 # %% ../../nbs/theory/55_svgd.ipynb #be9b6af4
 def svgd_direction(
