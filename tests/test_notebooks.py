@@ -266,7 +266,6 @@ KNOWN_PACE = {
     "theory/30_oracle": (4, 0),
     "theory/50_loop": (3, 0),
     "theory/52_refinement": (1, 1),
-    "theory/55_svgd": (0, 1),
     "theory/60_cache": (1, 0),
 }
 
@@ -417,7 +416,6 @@ KNOWN_LEANING = {
     "GaussianApproximation.mixture",
     "Oracle.answer",
     "Refined",
-    "SVGDResult",
     "ShardedStarts",
     "Target.score",
     "as_history",
@@ -441,8 +439,6 @@ KNOWN_LEANING = {
     "print_version",
     "run_demo",
     "run_fit_command",
-    "run_svgd",
-    "seconds",
     "settings",
     "spread",
     "unravel",
