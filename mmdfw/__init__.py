@@ -7,8 +7,8 @@ __version__ = "0.1.0"
 __all__ = ['fit', 'fit_model', 'fit_across', 'posterior', 'posterior_across', 'compress', 'Fit', 'ModelFit', 'Compressed',
            'resume', 'load_fit', 'nuts', 'sgld', 'svgd', 'Kernel', 'RBF', 'IMQ', 'Stein', 'Embedding',
            'exact_embedding', 'reference_embedding', 'Oracle', 'GradientOracle', 'LazyOracle', 'StepRule',
-           'ConstantStep', 'OpenLoop', 'LineSearch', 'Quadrature', 'mmd2', 'ksd2', 'witness', 'Model', 'Logistic',
-           'bnn', 'mlp', 'regression_scores', 'classification_scores', 'load_table', 'as_table', 'split',
+           'ConstantStep', 'OpenLoop', 'LineSearch', 'Quadrature', 'mmd2', 'mmd2_to', 'ksd2', 'witness', 'Model',
+           'Logistic', 'bnn', 'mlp', 'regression_scores', 'classification_scores', 'load_table', 'as_table', 'split',
            'GaussianMixture', 'gaussian_mixture', 'eleven_gaussians', 'pytree_dataclass', 'static', 'make_mesh',
            'shard_rows']
 
@@ -24,7 +24,7 @@ from ._saved import resume
 from .data._load import load_table
 from .data._split import split
 from .data._table import as_table
-from .embeddings._embedding import Embedding, exact_embedding, reference_embedding
+from .embeddings._embedding import Embedding, exact_embedding, mmd2_to, reference_embedding
 from .kernels._kernel import IMQ, Kernel, RBF
 from .kernels._stein_kernel import Stein
 from .models._bnn import bnn, mlp
@@ -82,6 +82,7 @@ _all_ = [
     "Quadrature",
     # Measures
     "mmd2",
+    "mmd2_to",
     "ksd2",
     "witness",
     # Models
