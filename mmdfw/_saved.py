@@ -9,7 +9,7 @@ __all__ = ['NAMED', 'FORMAT', 'MIGRATIONS', 'OLD_MARKS', 'saveable', 'known_name
 # %% ../nbs/core/04_saved.ipynb #2250ec78
 import dataclasses, json, zipfile, zlib
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import AxisType, Mesh
 from ._checks import PYTREES
@@ -74,8 +74,8 @@ def encoded(
     if isinstance(thing, Mesh):
         return {"mesh": [thing.size, thing.axis_names[0]]}
     raise ValueError(
-        f"{path} cannot be saved: it is {type(thing).__name__} {thing!r:.80}. If it is a class of your own, put @mmdfw.saveable "
-        "above it; a function or an optimiser gets a name by mmdfw.saveable(thing, name)"
+        f"{path} cannot be saved: it is {type(thing).__name__} {repr(thing)[:80]}. If it is a class of your own, "
+        "put @mmdfw.saveable above it; a function or an optimiser gets a name by mmdfw.saveable(thing, name)"
     )
 
 

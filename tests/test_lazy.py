@@ -9,7 +9,8 @@ from mmdfw.experiments._bench_mixture import toy_embedding, toy_target
 from mmdfw.oracles._cache import cached_oracle
 from mmdfw._checks import assert_close, pytree_dataclass
 from mmdfw.embeddings._embedding import Embedding, ParticleEmbedding, SteinEmbedding, reference_embedding
-from mmdfw._fit import fit, grow
+from mmdfw._fit import fit
+from mmdfw._loop import Until, grow
 from mmdfw._loop import Components, init, step
 from mmdfw.kernels._kernel import IMQ, RBF
 from mmdfw.kernels._stein_kernel import Stein
@@ -123,7 +124,7 @@ def test_no_particle_comes_twice_and_growth_ends(target):
     kernel, pool = embedding.kernel, pool_starts(embedding, embedding.kernel)
     parts = Components(kernel, embedding, LazyOracle(PoolOracle(pool), max_in_a_row=5), LineSearch())
     with pytest.warns(UserWarning, match="the oracle has nothing new to offer: stopped with 5 of 20 particles"):
-        state, infos = grow(jax.random.key(0), parts, begin(parts, pool.points[:1], 128), 20)
+        _, state, infos, _ = grow(jax.random.key(0), parts, begin(parts, pool.points[:1], 128), Until(20))
     position = np.asarray(state.particles.position[:5])
     assert len(np.unique(position, axis=0)) == 5 and len(infos) > 6
     assert_close(state.particles.weights[:5], np.full(5, 0.2), rtol=1e-2)
@@ -141,7 +142,7 @@ class Broken(Embedding):
 def test_an_oracle_that_fails_ends_growth_and_leaves_the_threshold_alone():
     parts = Components(RBF(0.7), Broken(), LazyOracle(WALK), LineSearch())
     with pytest.warns(UserWarning, match="met non-finite values: stopped with 1 of 5"):
-        state, infos = grow(jax.random.key(0), parts, begin(parts, jnp.zeros((1, 2)), 128), 5)
+        _, state, infos, _ = grow(jax.random.key(0), parts, begin(parts, jnp.zeros((1, 2)), 128), Until(5))
     assert len(infos) == 1 and np.isinf(float(state.memory.threshold))
 
 

@@ -4,7 +4,7 @@ import collections
 import blackjax, jax, jax.numpy as jnp, numpy as np, pytest
 from conftest import gaussian
 
-import mmdfw._fit as fitting
+import mmdfw._loop as loop
 from mmdfw._checks import assert_close
 from mmdfw.embeddings._cloud import importance_cloud
 from mmdfw.embeddings._embedding import ParticleEmbedding, SteinEmbedding, exact_embedding
@@ -294,14 +294,14 @@ def test_adding_200_particles_compiles_the_step_twice():
         num_particles=1,
         refine=False,
     )  # noqa: E731
-    before = fitting.jitted_step._cache_size()
+    before = loop.jitted_next_step._cache_size()
     first = run()
-    assert fitting.jitted_step._cache_size() == before, "one particle needs no step"
+    assert loop.jitted_next_step._cache_size() == before, "one particle needs no step"
     grown = first.add(200)
     assert len(grown) == 201
-    assert fitting.jitted_step._cache_size() - before == 2 <= np.log2(200)
+    assert loop.jitted_next_step._cache_size() - before == 2 <= np.log2(200)
     run().add(200)
-    assert fitting.jitted_step._cache_size() - before == 2, "a second run compiles nothing"
+    assert loop.jitted_next_step._cache_size() - before == 2, "a second run compiles nothing"
 
 
 # Counting -------------------------------------------------------------------------------------------------------------
@@ -415,7 +415,7 @@ def test_progress_is_off_in_tests_and_on_when_asked(capsys):
 
 
 def test_interrupted_growth_keeps_what_it_has(monkeypatch, fits):
-    real, calls = fitting.jitted_step, []
+    real, calls = loop.jitted_next_step, []
 
     def interrupted(*args):
         calls.append(1)
@@ -423,10 +423,10 @@ def test_interrupted_growth_keeps_what_it_has(monkeypatch, fits):
             raise KeyboardInterrupt
         return real(*args)
 
-    monkeypatch.setattr(fitting, "jitted_step", interrupted)
+    monkeypatch.setattr(loop, "jitted_next_step", interrupted)
     with pytest.warns(UserWarning, match="interrupted.* 6 .*20"):
         stopped = fit(jax.random.key(0), gaussian, jnp.zeros(2), num_particles=20, refine=False, num_evaluations=1024)
-    monkeypatch.setattr(fitting, "jitted_step", real)
+    monkeypatch.setattr(loop, "jitted_next_step", real)
     assert len(stopped) == 6 and len(stopped.history.count) == 5 and bool(jnp.all(jnp.isfinite(stopped.weights)))
     gone_on = stopped.add(14)
     assert same(gone_on.state, fits["20"].state), "and goes on as if nothing had happened"

@@ -8,7 +8,8 @@ from test_gpu import PLATFORMS, assert_sound, lowered
 
 from mmdfw import _fit_model as model_fit
 from mmdfw.models._bnn import bnn, mlp
-from mmdfw._checks import assert_close, layout_of, ravel
+from mmdfw._checks import assert_close
+from mmdfw._target import layout_of, ravel
 from mmdfw.embeddings._embedding import ParticleEmbedding
 from mmdfw._loop import Components, init, step
 from mmdfw.oracles._batches import BatchOracle, advance, begin, run_call
@@ -201,7 +202,7 @@ def test_likelihood_of_a_wrong_shape():
 SPREAD = """
 import json, jax, jax.numpy as jnp, numpy as np
 from mmdfw.models._bnn import mlp
-from mmdfw._checks import ravel
+from mmdfw._target import ravel
 from mmdfw.models._logistic import Logistic
 from mmdfw.models._model import posterior, spread
 assert jax.device_count() == 4

@@ -46,7 +46,7 @@ y = (x[:, 0] + rng.normal(size=101) > 0).astype(float)
 
 DEVICES = """
 import json, jax, jax.numpy as jnp, numpy as np, optax
-from mmdfw._checks import layout_of
+from mmdfw._target import layout_of
 from mmdfw._across import fit_across, posterior_across
 from mmdfw.embeddings._embedding import ParticleEmbedding, Particles, reference_embedding
 from mmdfw.oracles._batches import BatchOracle, begin

@@ -15,13 +15,15 @@ from typing import Any, Callable, NamedTuple
 import jax, jax.numpy as jnp, matplotlib.pyplot as plt, numpy as np, optax
 from tqdm import tqdm
 from ._bench_mixture import jitted_judge, timed
-from .._checks import check_choice, check_count, layout_of, ravel, show_progress
+from .._checks import check_choice, check_count, show_progress
+from .._target import layout_of, ravel
 from .._compress import compress
 from ..data._load import load_table
 from ..data._split import split
 from ..embeddings._embedding import SteinEmbedding, reference_embedding
 from .._files import versions, write_json
-from .._fit import fit, grow
+from .._fit import fit
+from .._loop import Until, grow
 from .._loop import Components, capacity_for, init
 from ..embeddings._gaussian import gaussian_approximation
 from ..kernels._kernel import IMQ, RBF
@@ -132,7 +134,7 @@ def by_stein_points(key, case: Case, num: int, effort: float) -> tuple:
     kernel = Stein(IMQ(width), case.score)
     parts = Components(kernel, SteinEmbedding(kernel), oracle, ConstantStep())
     state = jitted_first(parts, case.starts[:1], capacity_for(num))
-    state, _ = grow(key, parts, state, num)
+    state = grow(key, parts, state, Until(num)).state
     return state.particles.position[:num], None, int(state.evaluations)
 
 

@@ -21,7 +21,9 @@ from tqdm import tqdm
 from .._checks import show_progress
 from ..embeddings._embedding import ExactRBF, ParticleEmbedding, exact_embedding
 from .._files import versions, write_json
-from .._fit import Fit, fit, jitted_init, jitted_pool, jitted_room, jitted_step
+from .._result import Result
+from .._fit import fit
+from .._loop import jitted_init, jitted_room, jitted_next_step
 from .._loop import capacity_for
 from ..kernels._kernel import RBF
 from .._mixture import GaussianMixture, eleven_gaussians
@@ -86,7 +88,7 @@ def prior_draw(key: jax.Array) -> jax.Array:
     return PRIOR_SD * jax.random.normal(key, (2,))
 
 
-def literal_fit(key: jax.Array, num_particles: int) -> Fit:
+def literal_fit(key: jax.Array, num_particles: int) -> Result:
     "Algorithm 3 as printed."
     kernel, target = RBF(LENGTHSCALE), toy_target(jax.config.jax_enable_x64)
     return fit(
@@ -102,7 +104,7 @@ def literal_fit(key: jax.Array, num_particles: int) -> Fit:
     )
 
 # %% ../../nbs/experiments/01_bench_mixture.ipynb #2a521ead
-def grown(begin: Callable, sizes: tuple) -> list:  # number -> Fit; -> [(Fit, seconds)], one for each size
+def grown(begin: Callable, sizes: tuple) -> list:  # number -> Fit; -> [(Result, seconds)], one for each size
     "One fit that grows through the sizes. Where there are several, room for the last is made first: then the step compiles once."
     if len(sizes) == 1:
         return [timed(lambda: begin(sizes[0]))]
@@ -115,7 +117,7 @@ def grown(begin: Callable, sizes: tuple) -> list:  # number -> Fit; -> [(Fit, se
     return found
 
 
-def two_stages(name: str, greedy: Fit, first: float) -> dict:
+def two_stages(name: str, greedy: Result, first: float) -> dict:
     "A greedy fit and its refinement, each with MMD^2, seconds and evaluations."
     refined, second = timed(lambda: greedy.refine(progress=False))
     return {
@@ -136,7 +138,7 @@ def one_seed(
 
     def independent():
         draws, seconds = timed(
-            lambda: jitted_pool(exact, draw_key, max(2048, *sizes))
+            lambda: exact.starts_pool(draw_key, max(2048, *sizes)).points
         )  # as many as a fit takes: compiled once
         return [{"independent": (exact_mmd2(np.asarray(draws)[:n]), seconds, 0)} for n in sizes]
 
@@ -283,7 +285,9 @@ def seconds_per_particle(sizes=(50, 100, 200, 400, 800), repeats: int = 7) -> di
     for n in sizes:
         places = jnp.asarray(np.asarray(small.parts.embedding.points)[:n])
         state = jitted_init(small.parts, places, capacity_for(n + 1))
-        step = lambda i, state=state, n=n: timed(lambda: jitted_step(small.parts, jax.random.key(i), state, n + 1))[1]
+        step = lambda i, state=state, n=n: timed(
+            lambda: jitted_next_step(small.parts, jax.random.key(i), state, n + 1)
+        )[1]
         step(0)  # compiles
         found[str(n)] = float(np.median([step(i + 1) for i in range(repeats)]))
     return found | {"ratio": found[str(sizes[-1])] / found[str(sizes[0])], "linear_would_be": sizes[-1] / sizes[0]}

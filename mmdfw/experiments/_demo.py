@@ -13,7 +13,8 @@ import jax, jax.numpy as jnp, matplotlib.pyplot as plt, numpy as np, optax
 from ._bench_mixture import PRIOR_SD, exact_mmd2, timed
 from ..data._load import load_table
 from ..data._split import Split, split
-from .._fit import Fit, fit
+from .._result import Result
+from .._fit import fit
 from ..kernels._kernel import RBF
 from ..models._predictive import GaussianPredictive
 from ..models._scores import regression_scores
@@ -106,10 +107,9 @@ def regression_lines(key: jax.Array, num_particles: int, progress) -> tuple:  # 
     data, (fit_key, start_key) = split(load_table("diabetes"), test_fraction=0.2), jax.random.split(key)
     logdensity, zero = log_posterior(data.x, data.y), zero_position(data.x.shape[1])
     ours, seconds = timed(lambda: fit(fit_key, logdensity, zero, num_particles=num_particles, progress=progress))
-    flat = ours.context.target
-    begin = 0.1 * jax.random.normal(start_key, (num_particles, len(flat.position)))
-    rival, rival_seconds = timed(lambda: svgd(flat.logdensity, begin, 5000, optax.adam(0.01)))
-    theirs = held_out_scores(data, jax.vmap(flat.unravel)(rival.positions), None)
+    begin = 0.1 * jax.random.normal(start_key, (num_particles, ours.target.dimension))
+    rival, rival_seconds = timed(lambda: svgd(ours.target, begin, 5000, optax.adam(0.01)))
+    theirs = held_out_scores(data, ours.target.layout.unravel_all(rival.positions), None)
     lines = [
         Line("diabetes", "SVGD", num_particles, np.nan, *theirs, rival.evaluations, rival_seconds),
         Line(
@@ -150,7 +150,7 @@ def draw_mixture(named: dict, path: Path):
         plt.close(figure)
 
 # %% ../../nbs/experiments/05_demo.ipynb #8beae453
-def draw_regression(result: Fit, path: Path):
+def draw_regression(result: Result, path: Path):
     "Posterior means of the slopes with two posterior standard deviations, and how the discrepancy fell."
     names = load_table("diabetes").columns
     mean = result.expectation(lambda p: p["slopes"])
@@ -175,7 +175,7 @@ def demo(
     seed: int = 0,
     progress=None,
 ) -> list:
-    "Fit both targets, print one table, save the figures, and say where."
+    "Result both targets, print one table, save the figures, and say where."
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     mixture_key, regression_key = jax.random.split(jax.random.key(seed))

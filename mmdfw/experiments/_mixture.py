@@ -30,7 +30,8 @@ from mmdfw.experiments._bench_mixture import (
 )
 from ..embeddings._cloud import Cloud, importance_cloud
 from ..embeddings._embedding import ParticleEmbedding, exact_embedding, reference_embedding
-from .._fit import default_kernel, jitted_step
+from .._fit import default_kernel
+from .._loop import jitted_next_step
 from .._loop import Components, capacity_for, init, step
 from ..kernels._kernel import RBF
 from ..kernels._lengthscale import ksd_lengthscale, median_lengthscale
@@ -263,7 +264,7 @@ def grown_by_rule(
             state = state._replace(
                 particles=state.particles._replace(features=parts.kernel.features(state.particles.position))
             )
-        state, _ = jitted_step(parts, key, state, num)
+        state, _ = jitted_next_step(parts, key, state, num)
     return state.particles.position[:num], state.particles.weights[:num], widths
 
 

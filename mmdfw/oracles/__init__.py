@@ -6,11 +6,11 @@
 __all__ = ['Oracle', 'Problem', 'Proposal', 'lmo_value', 'lmo_gradient', 'greedy_value', 'quadrature_value', 'pick',
            'GradientOracle', 'GridOracle', 'MonteCarloOracle', 'NelderMeadOracle', 'PoolOracle', 'Starts',
            'PriorStarts', 'NearParticles', 'NearPoint', 'PoolStarts', 'pool_starts', 'ShardedStarts', 'CachedOracle',
-           'cached_oracle', 'LazyOracle', 'certified_mmd', 'BatchOracle', 'BlockOracle', 'Blocks']
+           'cached_oracle', 'LazyOracle', 'certified_mmd', 'BatchOracle', 'BlockOracle', 'Blocks', 'shard_rows']
 
 # %% ../../nbs/interface/13_oracles.ipynb #1ea8f484
 from ._batches import BatchOracle
-from ._blocks import BlockOracle, Blocks, ShardedStarts
+from ._blocks import BlockOracle, Blocks, ShardedStarts, shard_rows
 from ._cache import CachedOracle, cached_oracle
 from ._lazy import LazyOracle, certified_mmd
 from mmdfw.oracles._oracle import (
@@ -60,4 +60,5 @@ _all_ = [
     "BatchOracle",
     "BlockOracle",
     "Blocks",
+    "shard_rows",
 ]
