@@ -34,9 +34,9 @@ def saveable(
 
 
 def _same_definition(one, other) -> bool:
-    "A cell that is run again defines its class or function anew; that is no clash."
-    place = lambda thing: (getattr(thing, "__module__", None), getattr(thing, "__qualname__", None))
-    return None not in place(one) and place(one) == place(other)
+    "A cell that is run again defines its class or function anew; that is no clash, and the newer one counts."
+    name = lambda thing: getattr(thing, "__qualname__", None)
+    return name(one) is not None and name(one) == name(other) and type(one) is type(other)
 
 
 def known_names() -> dict:
