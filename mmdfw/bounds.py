@@ -31,7 +31,8 @@ def polytope_geometry(
 ) -> Polytope:
     "R, r and the diameter, exactly, from the hull's facets; for D up to about 6."
     atoms = np.asarray(features, float) - np.asarray(mean_features, float)
-    rank, dimension = np.linalg.matrix_rank(atoms - atoms.mean(0), tol=1e-9), atoms.shape[1]
+    dimension = atoms.shape[1]
+    rank = np.linalg.matrix_rank(atoms - atoms.mean(0), tol=1e-9)
     if dimension < 2:
         raise ValueError(f"features must have at least 2 columns, got {dimension}")
     if rank < dimension:
@@ -141,7 +142,8 @@ def sublinear_bound(
         raise ValueError(f"first must lie in (0, outer^2], got {first!r} with outer^2 = {outer**2!r}")
     if not 0 < alpha < 2:
         raise ValueError(f"alpha must lie in (0, 2), got {alpha!r}: outside it the error need not fall")
-    delta, a = checked_delta(delta), alpha * (2 - alpha)
+    delta = checked_delta(delta)
+    a = alpha * (2 - alpha)
     gains = a * delta**2 / (np.maximum(1.0, 2 * delta - a * delta**2) * outer**2)
     gains = np.broadcast_to(gains, (check_count("num", num) - 1,))
     return 1.0 / (1.0 / first + np.append(0.0, np.cumsum(gains)))
