@@ -433,7 +433,6 @@ KNOWN_LEANING = {
     "fit_mixture",
     "held_out_scores",
     "in_precision",
-    "mmd2_of_sets",
     "num_of",
     "plot_rules",
     "print_version",
