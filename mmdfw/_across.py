@@ -36,7 +36,7 @@ def posterior_across(
     chunk_size: int = 4096,  # rows looked at together: memory
 ) -> Posterior:
     "One posterior of the rows of all processes; every process calls this with its own."
-    mesh, (x, y) = make_mesh() if mesh is None else mesh, check_data(x, y)
+    mesh, (x, y) = make_mesh() if mesh is None else mesh, check_data(x, y, model)
     counts = np.asarray(multihost_utils.process_allgather(np.array([len(y), x.shape[1]]))).reshape(-1, 2)
     if len(set(counts[:, 1])) > 1:
         raise ValueError(f"all processes must give rows of the same width, got {counts[:, 1].tolist()} columns")

@@ -165,8 +165,6 @@ def backward() -> set:
 
 
 KNOWN_BACKWARD = {
-    ("library/72_logistic", "library/80_fit"),
-    ("library/73_bnn", "library/82_fit_model"),
     ("library/80_fit", "library/81_saved"),
     ("theory/61_lazy", "library/80_fit"),
 }
@@ -249,8 +247,6 @@ KNOWN_PACE = {
     "experiments/70_table1": (0, 1),
     "interface/30_cli": (8, 1),
     "library/70_model": (3, 1),
-    "library/72_logistic": (1, 0),
-    "library/73_bnn": (2, 1),
     "library/75_batches": (2, 1),
     "library/76_blocks": (5, 1),
     "library/77_chains": (4, 1),

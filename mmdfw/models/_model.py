@@ -8,42 +8,65 @@ __all__ = ['Model', 'minibatch_logdensity', 'row_likelihoods', 'Posterior', 'chu
            'stack_batches', 'spread']
 
 # %% ../../nbs/library/70_model.ipynb #acd236c7
+from abc import ABC, abstractmethod
 from itertools import islice
-from typing import Any, Iterator, NamedTuple
+from typing import Any, ClassVar, Iterator, NamedTuple
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
+from jaxtyping import Array, Float, Int, Num
 from .._checks import GrowthStopped, check_count, pytree_dataclass, static
 from .._target import Density, Target, as_target, layout_of
+from ._scores import Regression, Task
 
 # %% ../../nbs/library/70_model.ipynb #7f44ddcc
-class Model:
-    "Contract: a prior over a pytree of parameters, and a likelihood for each row. Hashable, without data."
+class Model(ABC):
+    """Contract: a prior over a pytree of parameters, a likelihood for each row, and what they predict.
 
-    def sample_prior(self, key):
-        raise NotImplementedError  # -> params: a draw from the prior, or from what stands in for it where a fit starts
+    Hashable, without data."""
 
-    def log_prior(self, params):
-        raise NotImplementedError  # -> scalar
+    task: ClassVar[Task] = Regression()  # what its targets are, and how predictions of them are judged
 
-    def log_likelihood(self, params, x, y):
-        raise NotImplementedError  # (rows, d), (rows,) -> (rows,)
+    @abstractmethod
+    def sample_prior(self, key: jax.Array) -> Any:
+        "Parameters: a draw from the prior, or from what stands in for it where a fit starts."
 
-    def predict(self, particles, weights, x):
-        raise NotImplementedError  # params with a leading axis -> a predictive distribution
+    @abstractmethod
+    def log_prior(self, params) -> Float[Array, ""]:
+        "The log density of the prior, up to a constant."
+
+    @abstractmethod
+    def log_likelihood(self, params, x: Float[Array, "rows d"], y: Float[Array, " rows"]) -> Float[Array, " rows"]:
+        "The log likelihood of each row."
+
+    def predict(self, particles, weights: Float[Array, " particles"], x: Float[Array, "rows d"]) -> Any:
+        "The predictive distribution that weighted parameters, stacked along a leading axis, have at each row."
+        raise NotImplementedError(f"{type(self).__name__} has no method `predict`, so it cannot say what it expects")
+
+    def check_targets(self, y: Num[np.ndarray, " rows"]):
+        "Raise a ValueError that says what would be right where the model cannot take these targets."
+        self.task.check_targets(y)
+
+    def scores(self, predictive, y: Num[Any, " rows"], scale: float = 1.0) -> dict:
+        "How good predictions are; `scale` is what one unit of y, as the model sees it, is in its own units."
+        return self.task.scores(predictive, y, scale)
+
+    def doubts(self, predictive) -> str:
+        "What looks wrong with predictions and what to do about it, in a sentence; empty where nothing does."
+        return ""
 
 # %% ../../nbs/library/70_model.ipynb #69cb3807
 def minibatch_logdensity(
     model: Model,
     params,  # pytree
-    x: jax.Array,  # (b, d): the rows of the batch
-    y: jax.Array,  # (b,)
-    num_rows,  # R, rows of the whole data set
-) -> jax.Array:
+    x: Float[Array, "b d"],  # the rows of the batch
+    y: Float[Array, " b"],
+    num_rows: float,  # R, rows of the whole data set
+) -> Float[Array, ""]:
     "Unbiased for the log posterior on all rows, when rows are drawn uniformly."
     return model.log_prior(params) + num_rows / len(y) * jnp.sum(row_likelihoods(model, params, x, y))
 
 
-def row_likelihoods(model: Model, params, x: jax.Array, y: jax.Array) -> jax.Array:  # (rows,)
+def row_likelihoods(model: Model, params, x: Float[Array, "rows d"], y: Float[Array, " rows"]) -> Float[Array, " rows"]:
     "The model's log likelihood of each row; any other shape would be broadcast, and counted wrongly."
     values = model.log_likelihood(params, x, y)
     if values.shape != y.shape:
@@ -106,7 +129,13 @@ class Posterior(Density):
         return x.reshape(-1, x.shape[-1])[: self.num_rows], y.reshape(-1)[: self.num_rows]
 
 # %% ../../nbs/library/70_model.ipynb #4408353c
-def chunk_sum(model: Model, params, x: jax.Array, y: jax.Array, mask: jax.Array) -> jax.Array:
+def chunk_sum(
+    model: Model,
+    params,  # pytree
+    x: Float[Array, "chunks size d"],
+    y: Float[Array, "chunks size"],
+    mask: Float[Array, "chunks size"],  # 1 for rows, 0 for padding
+) -> Float[Array, ""]:
     "Log likelihoods of all chunks, added up; the backward pass remembers one chunk at a time."
 
     @jax.checkpoint
@@ -116,7 +145,7 @@ def chunk_sum(model: Model, params, x: jax.Array, y: jax.Array, mask: jax.Array)
     return jnp.sum(jax.lax.map(lambda rows: one(params, rows), (x, y, mask)))
 
 # %% ../../nbs/library/70_model.ipynb #cc11aa8d
-def likelihood_sum(posterior: Posterior, params) -> jax.Array:
+def likelihood_sum(posterior: Posterior, params) -> Float[Array, ""]:
     "The log likelihood of all rows, on one device or on the posterior's mesh."
     p = posterior
     if p.mesh is None:
@@ -138,7 +167,7 @@ def posterior(
     batch_size: int = 100,  # rows of a minibatch, for methods that move on minibatches
 ) -> Posterior:
     "A model and its data; the rows are laid out in chunks once."
-    x, y = map(jnp.asarray, check_data(x, y))
+    x, y = map(jnp.asarray, check_data(x, y, model))
     scale = 1.0 if num_rows is None else check_count("num_rows", num_rows, len(y)) / len(y)
     size = min(check_count("chunk_size", chunk_size), len(y))
     extra = -len(y) % size
@@ -162,8 +191,12 @@ def check_model(target: Posterior):
         ) from problem
 
 
-def check_data(x, y) -> tuple:  # -> (rows, d), (rows,): NumPy arrays of JAX's default floating type
-    "Finite numbers, as many labels as rows, at least one of each."
+def check_data(
+    x,
+    y,
+    model: Model | None = None,  # whose targets y are, where it is known
+) -> tuple[Float[np.ndarray, "rows d"], Float[np.ndarray, " rows"]]:  # of JAX's default floating type
+    "Finite numbers, as many targets as rows, at least one of each, and such as the model takes."
     x, y = np.asarray(x), np.asarray(y)
     if x.ndim != 2 or 0 in x.shape:
         raise ValueError(f"x must be (rows, columns) with at least one of each, got shape {x.shape}")
@@ -175,6 +208,8 @@ def check_data(x, y) -> tuple:  # -> (rows, d), (rows,): NumPy arrays of JAX's d
         bad = np.flatnonzero(~np.isfinite(a.reshape(len(a), -1).astype(float)).all(1))
         if len(bad):
             raise ValueError(f"{name} holds NaN or infinite entries in {len(bad)} rows, the first: {bad[:5].tolist()}")
+    if model is not None:
+        model.check_targets(y)
     return x.astype(jnp.result_type(float)), y.astype(jnp.result_type(float))
 
 # %% ../../nbs/library/70_model.ipynb #82ae38ab
@@ -182,7 +217,7 @@ def draw_rows(
     key: jax.Array,
     num_rows: int,  # R
     shape,  # of what is wanted: (b,), or (steps, b) for many batches at once
-) -> jax.Array:
+) -> Int[Array, "..."]:
     "Row numbers drawn uniformly, with replacement: each batch of them is unbiased."
     return jax.random.randint(key, shape, 0, num_rows)
 
@@ -208,7 +243,7 @@ def minibatches(
     batch_size: int = 100,  # rows drawn at each step, with replacement
 ) -> MinibatchEstimate:  # params, key -> scalar
     "A log posterior on minibatches, for `svgd` and `sgld` with a key."
-    x, y = map(jnp.asarray, check_data(x, y))
+    x, y = map(jnp.asarray, check_data(x, y, model))
     return MinibatchEstimate(model, x, y, check_count("batch_size", batch_size))
 
 # %% ../../nbs/library/70_model.ipynb #6b72a6ee
@@ -230,16 +265,17 @@ class BatchesEnded(GrowthStopped, ValueError):
 class Stack(NamedTuple):
     "Batches, one after another along the first axis."
 
-    x: jax.Array  # (num, b, d)
-    y: jax.Array  # (num, b)
+    x: Float[Array, "num b d"]
+    y: Float[Array, "num b"]
 
 
-def stack_batches(batches: Iterator, num: int) -> Stack:
-    "The next `num` batches of an iterator, checked and stacked."
-    taken = [check_data(*batch) for batch in islice(batches, check_count("num", num))]
+def stack_batches(batches: Iterator, num: int, model: Model | None = None) -> Stack:
+    "The next `num` batches of an iterator, checked (for a model, where it is known) and stacked."
+    taken = [check_data(*batch, model) for batch in islice(batches, check_count("num", num))]
     if len(taken) < num:
         raise BatchesEnded(
-            f"the iterator of batches ended after {len(taken)} of {num} batches: let it start over, as itertools.cycle does"
+            f"the iterator of batches ended after {len(taken)} of {num} batches: "
+            "let it start over, as itertools.cycle does"
         )
     shapes = {batch[0].shape for batch in taken}
     if len(shapes) > 1:
