@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Callable, NamedTuple
 import jax, jax.numpy as jnp, numpy as np
 from scipy.spatial.distance import pdist
-from ._checks import check_choice, check_count, check_positive, show_progress, warn_user
+from ._checks import check_choice, check_count, check_kind, check_positive, show_progress, warn_user
 from ._loop import Components, Until, as_history, capacity_for, grow, jitted_init
 from ._result import Result, Run, check_gap, finish, watch_for
 from ._target import Score, Target, as_target, check_key, check_start, ravel, traced
@@ -265,18 +265,14 @@ def _same_kernel(one: Kernel, other: Kernel) -> bool:
 # %% ../nbs/library/80_fit.ipynb #65bda4e2
 def check_nouns(kernel, embedding, oracle, step_rule):
     "Objects of the right kind, not their names or classes."
-    wanted = {"kernel": (kernel, Kernel), "oracle": (oracle, Oracle), "step_rule": (step_rule, StepRule)}
-    examples = {"kernel": "mmdfw.RBF(0.5)", "oracle": "mmdfw.GradientOracle(...)", "step_rule": "mmdfw.LineSearch()"}
-    for name, (thing, kind) in wanted.items():
-        if thing is not None and not isinstance(thing, kind):
-            raise ValueError(f"{name} must be an object such as {examples[name]}, got {thing!r}")
+    check_kind("kernel", kernel, Kernel, "mmdfw.RBF(0.5)")
+    check_kind("oracle", oracle, Oracle, "mmdfw.GradientOracle(...)")
+    check_kind("step_rule", step_rule, StepRule, "mmdfw.LineSearch()")
     if isinstance(embedding, str):
         check_choice("embedding", embedding, SETTINGS)
-    elif not isinstance(embedding, Embedding):
-        raise ValueError(
-            f"embedding must be one of {sorted(SETTINGS)} or an Embedding, got {type(embedding).__name__}; "
-            "draws become one by reference_embedding(kernel, draws)"
-        )
+    else:
+        example = f"mmdfw.reference_embedding(kernel, draws), or one of {sorted(SETTINGS)}"
+        check_kind("embedding", embedding, Embedding, example)
 
 # %% ../nbs/library/80_fit.ipynb #dcb92e3a
 def choose_oracle(key: jax.Array, setting: Setting, target: Target, start: str, prior) -> GradientOracle:
