@@ -1,4 +1,4 @@
-"""A member of each kind as a user would write it, outside the package: it goes through fit, save, load and its contract."""
+"""A member of each kind as a user would write it: it goes through fit, save, load and the checks of its contract."""
 
 import jax
 import jax.numpy as jnp
