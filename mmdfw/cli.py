@@ -38,13 +38,15 @@ def make_parser() -> argparse.ArgumentParser:
 # %% ../nbs/interface/30_cli.ipynb #c11f1001
 def add_fit(commands):
     "Options of `mmdfw fit`."
+    from mmdfw._runs import MODELS
+
     fit = commands.add_parser("fit", help="fit a network, or a logistic regression, to a table")
     fit.add_argument("--data", help="a data set that `mmdfw data` lists, or a CSV of your own")
     fit.add_argument("--target", help="the column to predict, for a file of your own")
     fit.add_argument(
         "--task",
         default="auto",
-        choices=["auto", "regression", "classification"],
+        choices=["auto", *MODELS],
         help="auto: classes if the target is 0 or 1",
     )
     fit.add_argument(
