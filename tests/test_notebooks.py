@@ -252,7 +252,6 @@ KNOWN_PACE = {
     "library/83_compress": (1, 0),
     "library/84_across": (3, 1),
     "library/85_contracts": (10, 1),
-    "library/86_runs": (3, 0),
     "theory/22_cloud": (1, 0),
     "theory/30_oracle": (4, 0),
     "theory/50_loop": (3, 0),
