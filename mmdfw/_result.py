@@ -32,6 +32,7 @@ from ._saved import read_header, read_tree, saveable, write_tree
 from ._target import NoDensity, Target, as_target, check_key, jitted_probes, layout_of_form, log_densities
 from .embeddings._embedding import Embedding, Particles
 from .kernels._kernel import squared_distances
+from .kernels._stein_kernel import Scored
 from .steps._quadrature import IntegralPosterior, integral_posterior, sum_to_one_weights
 
 # %% ../nbs/library/79_result.ipynb #49d75b63
@@ -47,7 +48,7 @@ class Run(NamedTuple):
     unit: str = "target evaluations"  # what `evaluations` counts
 
 
-for _class in (Run, State, Particles, Components, History, Record):
+for _class in (Run, State, Particles, Scored, Components, History, Record):
     saveable(_class)
 
 # %% ../nbs/library/79_result.ipynb #caea81cd

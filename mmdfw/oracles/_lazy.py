@@ -13,6 +13,7 @@ from ._cache import as_counts, cache_values, finite_rows
 from .._checks import check_count, check_positive, pytree_dataclass, static
 from ._oracle import Oracle, PoolStarts, Problem, Proposal, lmo_value
 from ._search import check_search
+from .._saved import saveable
 
 # %% ../../nbs/theory/61_lazy.ipynb #61a2c007
 def certified_mmd(
@@ -23,6 +24,7 @@ def certified_mmd(
     return np.sqrt(np.maximum(np.asarray(gap, float), 0.0)) + np.sqrt(np.asarray(error2, float))
 
 # %% ../../nbs/theory/61_lazy.ipynb #61a2c009
+@saveable
 class LazyMemory(NamedTuple):
     "What a lazy oracle carries from call to call."
 
