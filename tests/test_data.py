@@ -35,7 +35,8 @@ def zipped(members):
 
 def small(name, rows=40):
     "A set in its published layout with few rows: source, packed bytes, values."
-    source, rng = SOURCES[name], np.random.default_rng(3)
+    source = SOURCES[name]
+    rng = np.random.default_rng(3)
     values = rng.normal(size=(rows, len(source.columns))).round(4)
     if name == "covertype":
         values = np.column_stack([rng.integers(0, 7000, (rows, 54)), rng.integers(1, 8, rows)])
@@ -69,7 +70,8 @@ def files(folder):
 def test_published_layout(name, place, tmp_path):
     source, packed, values = small(name)
     put(tmp_path / place.format(name=name, file=source.file), packed)
-    table, at = load_table(source), source.columns.index(source.target)
+    table = load_table(source)
+    at = source.columns.index(source.target)
     assert (
         table.x.shape == (40, source.num_inputs) == (40, len(table.columns))
         and table.y.dtype == np.float64
@@ -98,7 +100,8 @@ def test_without_a_chosen_folder_only_the_cache(tmp_path, monkeypatch):
 def test_damaged_archives_are_refused_whole(name, tmp_path):
     "Any cut is refused; a changed byte is refused, unless nothing of the content depends on it."
     source, packed, _ = small(name)
-    path, rng = put(tmp_path / "data" / source.file, packed), np.random.default_rng(0)
+    path = put(tmp_path / "data" / source.file, packed)
+    rng = np.random.default_rng(0)
     good = load_table(source)
     for length in [0, 1, 3, 10, *rng.integers(20, len(packed), 20), len(packed) - 1]:
         path.write_bytes(packed[:length])
@@ -180,7 +183,9 @@ def server():
     running = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     running.daemon_threads, running.block_on_close = True, False
     threading.Thread(target=running.serve_forever, daemon=True).start()
-    running.answers, running.asked, running.url = answers, asked, f"http://127.0.0.1:{running.server_port}"
+    running.answers = answers
+    running.asked = asked
+    running.url = f"http://127.0.0.1:{running.server_port}"
     yield running
     running.shutdown()
     running.server_close()
@@ -189,7 +194,8 @@ def server():
 @pytest.mark.parametrize("name", list(SOURCES))
 def test_fetch_then_load(name, server, tmp_path):
     source, packed, _ = small(name)
-    source, server.answers["/file"] = source._replace(urls=(server.url + "/file",)), (packed, None, 0)
+    source = source._replace(urls=(server.url + "/file",))
+    server.answers["/file"] = (packed, None, 0)
     path = fetch(source)
     assert (
         path == tmp_path / "data" / name / source.file
@@ -204,7 +210,8 @@ def test_fetch_then_load(name, server, tmp_path):
 @pytest.mark.parametrize("name", ["naval", "protein", "year"])
 def test_a_failed_fetch_leaves_nothing(fault, name, server, tmp_path):
     source, packed, _ = small(name, 2000)
-    source, half = source._replace(urls=(server.url + "/file",)), len(packed) // 2
+    source = source._replace(urls=(server.url + "/file",))
+    half = len(packed) // 2
     faults = dict(
         dropped=(packed, half, 0),
         short=(packed[:half], None, 0),
@@ -239,10 +246,8 @@ def test_a_second_address(server):
 
 def test_a_broken_copy_gives_way_to_a_good_one_only(server, tmp_path):
     source, packed, _ = small("naval")
-    source, path = (
-        source._replace(urls=(server.url + "/file",)),
-        put(tmp_path / "data" / "naval" / "UCI CBM Dataset.zip", b"broken"),
-    )
+    source = source._replace(urls=(server.url + "/file",))
+    path = put(tmp_path / "data" / "naval" / "UCI CBM Dataset.zip", b"broken")
     with pytest.raises(OSError, match="404"):
         fetch(source, retries=0)
     assert path.read_bytes() == b"broken"
@@ -264,7 +269,8 @@ def test_progress_is_told(server):
             self.closed = True
 
     source, packed, _ = small("protein", 500)
-    server.answers["/file"], bar = (packed, None, 0), Bar()
+    server.answers["/file"] = (packed, None, 0)
+    bar = Bar()
     fetch(source._replace(urls=(server.url + "/file",)), progress=bar)
     assert bar.total == bar.seen == len(packed) and bar.closed
 
@@ -529,7 +535,8 @@ class Program:
 
 @pytest.mark.parametrize("file", ["a.npy", "a.npz", "raw.npy"])
 def test_nothing_is_unpickled(file, tmp_path):
-    Program.mark, path = tmp_path / "mark", tmp_path / file
+    Program.mark = tmp_path / "mark"
+    path = tmp_path / file
     held = np.array([Program(), Program()], dtype=object)
     if file == "a.npy":
         np.save(path, held, allow_pickle=True)

@@ -20,7 +20,8 @@ def exact_mmd2(embedding, positions, weights):
 def headline():
     "MMD^2 of the fit, of the fit that knows mu_p, and of independent draws (mean of 20 sets); evaluations of the fit."
     with jax.enable_x64(True):
-        target, key = eleven_gaussians(), jax.random.key(0)
+        target = eleven_gaussians()
+        key = jax.random.key(0)
         embedding = exact_embedding(RBF(0.5), target)
         ours = fit(key, target.logdensity, jnp.zeros(2), kernel=RBF(0.5), num_particles=N)
         ceiling = fit(key, target.logdensity, jnp.zeros(2), embedding=embedding, num_particles=N)

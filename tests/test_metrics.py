@@ -13,7 +13,8 @@ from mmdfw.models._predictive import GaussianPredictive, negative_mass, proper_w
 from mmdfw.models._scores import accuracy, classification_scores, mean_log_likelihood, regression_scores, rmse
 
 matplotlib.use("agg")
-NOISE, LEVELS = 0.5, np.array([0.01, 0.3, 0.5, 0.95])
+NOISE = 0.5
+LEVELS = np.array([0.01, 0.3, 0.5, 0.95])
 
 
 def linear_gaussian(num_rows=9):
@@ -68,7 +69,8 @@ def exact_answers(truth, y):
 
 def test_weighted_particles_give_the_exact_predictive(dtype):
     predictive, truth = gauss_hermite_predictive(dtype)
-    y, tol = truth.mean() + np.linspace(-2, 2, 9), 1e-10 if dtype == jnp.float64 else 2e-5
+    y = truth.mean() + np.linspace(-2, 2, 9)
+    tol = 1e-10 if dtype == jnp.float64 else 2e-5
     got, want = answers(predictive, y), exact_answers(truth, y)
     for name in want:
         assert got[name].dtype == dtype, name
@@ -105,9 +107,13 @@ def test_mistakes_are_seen(spoil, x64):
 
 def test_equal_draws_within_their_standard_errors(x64):
     centre, root, phi, truth = linear_gaussian(3)
-    num, y, level = 8000, truth.mean() + np.array([-1.0, 0.3, 1.5]), 0.9
+    num = 8000
+    y = truth.mean() + np.array([-1.0, 0.3, 1.5])
+    level = 0.9
     means = (centre + np.random.default_rng(1).normal(size=(num, 2)) @ root.T) @ phi.T
-    sampled, between, q = GaussianPredictive(means, np.full((num, 1), NOISE)), truth.var() - NOISE**2, truth.ppf(level)
+    sampled = GaussianPredictive(means, np.full((num, 1), NOISE))
+    between = truth.var() - NOISE**2
+    q = truth.ppf(level)
     density, cdf = norm.pdf(y, means, NOISE), norm.cdf(q, means, NOISE)
     errors = np.stack(
         [
@@ -126,8 +132,11 @@ def test_equal_draws_within_their_standard_errors(x64):
 
 def test_original_scale(dtype):
     predictive, truth = gauss_hermite_predictive(dtype)
-    shift, scale, tol = 150.0, 77.0, 1e-10 if dtype == jnp.float64 else 1e-4
-    wide, there = norm(shift + scale * truth.mean(), scale * truth.std()), predictive.rescale(shift, scale)
+    shift = 150.0
+    scale = 77.0
+    tol = 1e-10 if dtype == jnp.float64 else 1e-4
+    wide = norm(shift + scale * truth.mean(), scale * truth.std())
+    there = predictive.rescale(shift, scale)
     y = wide.mean() + np.linspace(-100, 100, 9)
     assert_close(there.log_likelihood(y), wide.logpdf(y), rtol=tol)
     assert_close(there.variance, wide.var(), rtol=tol)
@@ -175,7 +184,8 @@ def test_negative_weights_enter_moments_and_not_densities(x64):
 
 
 def test_the_size_of_the_weights_does_not_matter(x64):
-    one, y = signed(), [0.4]
+    one = signed()
+    y = [0.4]
     ten = GaussianPredictive(one.means, one.sds, 10 * one.weights)
     for a, b in zip(answers(one, y).values(), answers(ten, y).values()):
         assert_close(b, a, rtol=1e-12, atol=1e-14)
@@ -244,10 +254,8 @@ def test_far_out_in_float32():
     predictive = GaussianPredictive(
         jnp.array([[0.0, 0.0], [1.0, 1.0]], jnp.float32), jnp.full((2, 1), 1e-3, jnp.float32)
     )
-    logs, slope = (
-        predictive.log_likelihood([1e4, -1e4]),
-        jax.grad(lambda y: predictive.log_likelihood(y).sum())(jnp.array([1e4, -1e4], jnp.float32)),
-    )
+    logs = predictive.log_likelihood([1e4, -1e4])
+    slope = jax.grad(lambda y: predictive.log_likelihood(y).sum())(jnp.array([1e4, -1e4], jnp.float32))
     assert logs.dtype == jnp.float32 and np.all(np.isfinite(logs)) and np.all(np.isfinite(slope))
     assert_close(logs, -0.5 * (np.array([9999.0, 1e4]) / 1e-3) ** 2, rtol=1e-4)
 
@@ -305,7 +313,8 @@ def test_bernoulli_negative_weights_stay_probabilities():
 
 
 def test_reliability_by_hand(x64):
-    predictive, labels = BernoulliPredictive(np.log([[1 / 9, 3 / 7, 3 / 2, 1e300]])), [0, 1, 1, 1]
+    predictive = BernoulliPredictive(np.log([[1 / 9, 3 / 7, 3 / 2, 1e300]]))
+    labels = [0, 1, 1, 1]
     said, seen, count = reliability(predictive, labels, 2)
     assert_close(said, [0.2, 0.8], rtol=1e-12)
     assert_close(seen, [0.5, 1.0], rtol=1e-12)
@@ -332,7 +341,8 @@ def test_scores_are_plain_numbers_and_the_same_in_jit():
     assert_close(scores["rmse"], np.sqrt(np.mean((truth.mean() - y) ** 2)), rtol=1e-5)
     for name, value in jax.jit(regression_scores)(predictive, y).items():
         assert_close(value, np.float32(scores[name]), rtol=1e-5)
-    binary, labels = BernoulliPredictive(predictive.means, predictive.weights), np.arange(9) % 2
+    binary = BernoulliPredictive(predictive.means, predictive.weights)
+    labels = np.arange(9) % 2
     scores = classification_scores(binary, labels)
     assert set(json.loads(json.dumps(scores))) == {"accuracy", "log_likelihood", "calibration_error"}
     for name, value in jax.jit(classification_scores)(binary, labels).items():

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['Model', 'Logistic', 'BNN', 'bnn', 'mlp', 'Posterior', 'posterior', 'spread', 'GaussianPredictive',
-           'BernoulliPredictive', 'regression_scores', 'classification_scores', 'coverage', 'reliability',
-           'plot_coverage', 'plot_reliability', 'Task', 'Regression', 'Classification']
+           'BernoulliPredictive', 'negative_mass', 'regression_scores', 'classification_scores', 'coverage',
+           'reliability', 'plot_coverage', 'plot_reliability', 'Task', 'Regression', 'Classification']
 
 # %% ../../nbs/interface/14_models.ipynb #6aa08113
 from ._bernoulli import BernoulliPredictive
@@ -13,7 +13,7 @@ from ._bnn import BNN, bnn, mlp
 from ._calibration import coverage, plot_coverage, plot_reliability, reliability
 from ._logistic import Logistic
 from ._model import Model, Posterior, posterior, spread
-from ._predictive import GaussianPredictive
+from ._predictive import GaussianPredictive, negative_mass
 from ._scores import Classification, Regression, Task, classification_scores, regression_scores
 
 # %% ../../nbs/interface/14_models.ipynb #af26734c
@@ -30,6 +30,7 @@ _all_ = [
     # What they predict, and how good it is
     "GaussianPredictive",
     "BernoulliPredictive",
+    "negative_mass",
     "regression_scores",
     "classification_scores",
     "coverage",

@@ -104,7 +104,8 @@ class GaussianPredictive:
     """The weighted mixture of normals that n particles predict at m rows.
 
     Mean and variance are integrals and take the weights as they are, divided by their sum. Likelihoods, cdf, quantiles
-    and draws need a proper mixture: negative weights count as zero there."""
+    and draws need a proper mixture: negative weights count as zero there. `negative_mass(weights)` bounds the
+    difference that this makes to any probability."""
 
     means: Float[Array, "particles rows"]  # what each particle expects at each row
     sds: Float[Array, "particles rows_or_one"]  # each particle's noise
