@@ -245,7 +245,6 @@ KNOWN_PACE = {
     "library/70_model": (3, 1),
     "library/75_batches": (2, 1),
     "library/76_blocks": (5, 1),
-    "library/77_chains": (4, 1),
     "library/79_result": (2, 1),
     "library/80_fit": (1, 1),
     "library/82_fit_model": (9, 3),

@@ -10,9 +10,10 @@ from mmdfw._files import cached, fingerprint, program_digest
 from mmdfw.kernels._kernel import RBF
 from mmdfw.models._logistic import Logistic
 from mmdfw._mmd import mmd2
-from mmdfw.samplers._chains import Draws, coordinate_names, nuts, sgld, warn_poor
-from mmdfw.models._model import minibatches
-from mmdfw.samplers._svgd import jitted_svgd, run_svgd, svgd, svgd_direction
+from mmdfw._target import as_target, layout_of
+from mmdfw.models._model import posterior
+from mmdfw.samplers._chains import Draws, jitted_draws, jitted_langevin, jitted_warm_up, nuts, sgld, warn_poor
+from mmdfw.samplers._svgd import begin_svgd, jitted_advance, jitted_svgd, run_svgd, svgd, svgd_direction, target_like
 
 SGD = optax.sgd(0.1)
 
@@ -35,6 +36,13 @@ def points(num=12, d=3, seed=0):
 
 def rows(num=60):
     return np.random.default_rng(1).normal(size=(num, 2)), (np.arange(num) % 2).astype(float)
+
+
+def logistic(batch_size):
+    return posterior(Logistic(2), *rows(), batch_size=batch_size)
+
+
+LOGISTIC_START = {"weights": jnp.zeros(2), "bias": jnp.zeros(()), "log_precision": jnp.zeros(())}
 
 
 # ---------------------------------------------------------------- SVGD
@@ -66,20 +74,71 @@ def logistic_start(model):
 
 
 def test_minibatches_depend_on_the_key_alone(x64):
-    estimate, begin = minibatches(Logistic(2), *rows(), 7), logistic_start(Logistic(2))
-    run = lambda seed, size=None: moved(estimate, begin, key=jax.random.key(seed), chunk_size=size).positions  # noqa: E731
+    target, begin = logistic(7), logistic_start(Logistic(2))
+    run = lambda seed, size=None: moved(target, begin, key=jax.random.key(seed), chunk_size=size).positions
     assert np.array_equal(run(1), run(1)) and not np.allclose(run(1), run(2))
     assert_close(run(1, 4), run(1), rtol=1e-10)  # in chunks: the same rows for all particles
 
 
 def test_all_rows_as_a_minibatch_of_equal_rows(x64):
     "Where all rows are the same, every minibatch is the whole: SVGD on minibatches is SVGD."
-    from mmdfw.models._model import posterior
-
     model, (x, y) = Logistic(2), rows()
-    x, y = np.repeat(x[:1], 20, 0), np.repeat(y[:1], 20)
-    some = moved(minibatches(model, x, y, 4), logistic_start(model), key=jax.random.key(3))
-    assert_close(some.positions, moved(posterior(model, x, y), logistic_start(model)).positions, rtol=1e-9)
+    target = posterior(model, np.repeat(x[:1], 20, 0), np.repeat(y[:1], 20), batch_size=4)
+    some = moved(target, logistic_start(model), key=jax.random.key(3))
+    assert_close(some.positions, moved(target, logistic_start(model)).positions, rtol=1e-9)
+
+
+def test_a_function_of_a_position_and_a_key_is_a_target_that_draws(x64):
+    target, begin, key = logistic(7), logistic_start(Logistic(2)), jax.random.key(4)
+    by_hand = lambda params, key: target.estimate(params, key)
+    assert_close(moved(by_hand, begin, key=key).positions, moved(target, begin, key=key).positions, rtol=1e-10)
+    old = jax.random.PRNGKey(4)  # keys of the older kind are the same keys
+    assert np.array_equal(moved(by_hand, begin, key=old).positions, moved(by_hand, begin, key=key).positions)
+
+
+def test_a_target_is_taken_with_its_pytree_or_as_vectors(x64):
+    target, begin = as_target(logistic(7)), logistic_start(Logistic(2))
+    tree = moved(target, begin)
+    flat = moved(target, jax.vmap(lambda p: jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(p)]))(begin))
+    assert np.array_equal(tree.positions, flat.positions)
+    assert_close(flat.particles["weights"], tree.particles["weights"], rtol=1e-15)
+
+
+def test_pieces_are_the_whole(x64):
+    target, start, unit = as_target(bell, jnp.zeros(3)), points(), optax.adam(1.0)
+    piece = lambda state: jitted_advance(target, state, 5, unit, "median", rates=jnp.full(5, 0.1))
+    whole = svgd(bell, start, 10, optax.adam(0.1))
+    assert_close(piece(piece(begin_svgd(start, unit))).positions, whole.positions, rtol=1e-10)
+
+
+def log_posterior(seed, softly):
+    "A new function for each data set: NumPy arrays in a closure, and a function of JAX that brings its own derivative."
+    x = np.random.default_rng(seed).normal(size=(30, 3)).astype(np.float32)
+    y = x[:, 0] > 0
+    return lambda w: jnp.sum(jnp.where(y, 0.0, -x @ w) + softly(x @ w)) - 0.5 * jnp.sum(w**2)
+
+
+def log_posteriors():
+    return [log_posterior(seed, jax.nn.log_sigmoid) for seed in range(20)]
+
+
+def test_twenty_data_sets_compile_svgd_once():
+    before, ends = jitted_svgd._cache_size(), []
+    for function in log_posteriors():
+        ends.append(np.asarray(svgd(function, points(5), 7, SGD).positions))
+    assert jitted_svgd._cache_size() == before + 1
+    assert len({end.tobytes() for end in ends}) == 20
+    svgd(log_posterior(0, lambda x: -jnp.logaddexp(0.0, -x)), points(5), 7, SGD)
+    assert jitted_svgd._cache_size() == before + 2  # other operations are another program
+
+
+def test_twenty_data_sets_compile_svgd_on_minibatches_once():
+    before, ends = jitted_svgd._cache_size(), []
+    for seed in range(20):
+        x = jnp.asarray(np.random.default_rng(seed).normal(size=(30, 3)), jnp.float32)
+        draw = lambda w, key, x=x: -jnp.sum(jax.nn.softplus(x[jax.random.randint(key, (5,), 0, 30)] @ w)) - w @ w
+        ends.append(np.asarray(svgd(draw, points(5), 7, SGD, key=jax.random.key(0)).positions))
+    assert jitted_svgd._cache_size() == before + 1 and len({end.tobytes() for end in ends}) == 20
 
 
 def test_direction_of_blackjax_to_twelve_digits(x64):
@@ -107,11 +166,9 @@ def largest(jaxpr):
 
 def test_memory_of_two_thousand_particles_in_a_hundred_dimensions():
     "O(chunk n + n d): no array is larger, and the compiler needs a few of that size."
-    shape, target = (
-        jax.ShapeDtypeStruct((2000, 100), jnp.float32),
-        jax.tree_util.Partial(lambda x: -0.5 * jnp.sum(x**2)),
-    )
-    run = lambda size: lambda x: run_svgd(target, x, 2, SGD, "median", None, size)  # noqa: E731
+    shape = jax.ShapeDtypeStruct((2000, 100), jnp.float32)
+    target = as_target(lambda x: -0.5 * jnp.sum(x**2), jnp.zeros(100))
+    run = lambda size: lambda x: run_svgd(target, x, 2, SGD, "median", None, size)
     assert largest(jax.make_jaxpr(run(None))(shape).jaxpr) == 2000**2
     assert largest(jax.make_jaxpr(run(50))(shape).jaxpr) == 2000 * 100
     used = jitted_svgd.lower(target, shape, 2, SGD, "median", None, 50).compile().memory_analysis().temp_size_in_bytes
@@ -124,7 +181,7 @@ def test_two_thousand_particles_in_a_hundred_dimensions_run():
 
 
 def test_scores_that_are_not_finite_are_counted(x64):
-    edge = lambda x: -0.5 * jnp.sum((x - 3.0) ** 2) + 1e-9 * jnp.sqrt(x[0])  # noqa: E731
+    edge = lambda x: -0.5 * jnp.sum((x - 3.0) ** 2) + 1e-9 * jnp.sqrt(x[0])
     with pytest.warns(UserWarning, match="scores were NaN or infinite and counted as zero, in 1 particles"):
         found = svgd(edge, jnp.array([[1.0, 0.0], [-0.05, 0.0]]), 30, optax.sgd(0.3), bandwidth=5.0)
     assert found.rejected[0] == 0 and 0 < found.rejected[1] < 30
@@ -137,13 +194,19 @@ def test_scores_that_are_not_finite_are_counted(x64):
 @pytest.mark.parametrize(
     "wrong, text",
     [
-        (lambda: svgd(lambda x, key: 0.0, points(), key=None), "a key only where key= is given"),
-        (lambda: svgd(bell, points(), key=jax.random.key(0)), "one particle and a key"),
-        (lambda: svgd(lambda x: x, points()), "one floating point number"),
+        (lambda: svgd(lambda x, key: 0.0, points(), key=None), r"a key only for minibatches; yours takes \(x, key\)"),
+        (lambda: svgd(bell, points(), key=jax.random.key(0)), r"one position and a key; yours takes \(x\)"),
+        (lambda: svgd(lambda x: x, points()), r"must return a scalar, got an array of shape \(3,\)"),
+        (lambda: svgd(lambda x: 1, points()), "must return a floating point number, got dtype int"),
+        (lambda: svgd(lambda x: -np.sum(np.exp(x)), points()), "must be written with jax.numpy"),
+        (lambda: svgd(7, points()), "must be a function, got 7"),
+        (lambda: svgd(lambda x, key: bell(x), points(), key=7), "key must be a random key, got 7"),
+        (lambda: svgd(as_target(bell, jnp.zeros(3)), points(d=2)), r"the target has \('x\[0\]', 'x\[1\]', 'x\[2\]'\)"),
+        (lambda: svgd(as_target(bell, jnp.zeros(3)), points(), key=jax.random.key(0)), "no rows to draw from"),
         (lambda: svgd(nested_bell, {"a": jnp.ones((3, 2)), "b": jnp.ones(4)}), r"same leading axis.*\(4,\)"),
         (lambda: svgd(nested_bell, {"a": jnp.ones((3, 2), int), "b": jnp.ones(3)}), "must be floating point"),
         (lambda: svgd(bell, points(), chunk_size=2.5), "got 2.5"),
-        (lambda: minibatches(Logistic(2), *rows(), 0), "batch_size must be a whole number of at least 1, got 0"),
+        (lambda: logistic(0), "batch_size must be a whole number of at least 1, got 0"),
     ],
 )
 def test_svgd_refuses(wrong, text):
@@ -155,22 +218,14 @@ def test_svgd_refuses(wrong, text):
 def test_svgd_lowers_for_cuda(platforms):
     "Minibatches, chunks and the median rule, without a callback or a float64."
     with jax.enable_x64(False):
-        estimate, layout_free = (
-            minibatches(Logistic(2), *rows(), 7),
-            lambda target, x, key: target({"weights": x[:2], "bias": x[2], "log_precision": x[3]}, key),
-        )
-        step = lambda x, data: run_svgd(
-            lambda x, key: layout_free(estimate, x, key), x, 2, SGD, "median", jax.random.wrap_key_data(data), 4
-        )  # noqa: E731
+        target = target_like(logistic(7), layout_of(LOGISTIC_START), jax.random.key(0))
+        step = lambda x, data: run_svgd(target, x, 2, SGD, "median", jax.random.wrap_key_data(data), 4)
         made = export.export(jax.jit(step), platforms=platforms)(
             points(10, 4).astype(jnp.float32), jax.random.key_data(jax.random.key(0))
         )
     text = made.mlir_module()
-    assert (
-        made.platforms == tuple(platforms)
-        and not re.findall(r"\w*callback\w*", text)
-        and not re.findall(r"tensor<[^>]*f64>", text)
-    )
+    assert made.platforms == tuple(platforms)
+    assert not re.findall(r"\w*callback\w*", text) and not re.findall(r"tensor<[^>]*f64>", text)
 
 
 # ---------------------------------------------------------------- samplers
@@ -191,7 +246,8 @@ quiet = pytest.mark.filterwarnings("ignore:few effective draws", "ignore:the cha
 @quiet
 def test_nuts_finds_a_gaussian(kept_folder):
     run = small_nuts(kept_folder)
-    assert run.positions.shape == (600, 3) and run.draws.shape == (2, 300, 3) and run.evaluations > 1000
+    assert run.positions.shape == (600, 3) and run.draws.shape == (2, 300, 3)
+    assert run.evaluations > 2000 and run.evaluations % 2 == 0  # a log density and a score for each integration step
     error = (run.positions.mean(0) - 1.0) / (run.positions.std(0) / jnp.sqrt(run.ess))
     assert np.abs(error).max() < 4.5
     assert_close(run.positions.var(0), np.array([0.5, 2.0, 1.0]), rtol=0.5)
@@ -205,15 +261,17 @@ def test_nuts_is_read_from_disk_and_only_where_nothing_changed(kept_folder, monk
     class Ran(Exception):
         pass
 
-    def refuse(*_):
+    def refuse(*_, **__):
         raise Ran
 
     monkeypatch.setattr(module, "run_chains", refuse)
-    assert (
-        np.array_equal(small_nuts(kept_folder).positions, first.positions) and len(list(kept_folder.iterdir())) == files
-    )
+    same = [small_nuts(kept_folder, function) for function in (bell, lambda x: bell(x), as_target(bell, jnp.zeros(3)))]
+    assert all(np.array_equal(one.positions, first.positions) for one in same)
+    assert len(list(kept_folder.iterdir())) == files
     for change in (
         dict(function=lambda x: bell(x + 1e-3)),
+        dict(function=lambda x, shift=np.full(3, 1e-3): bell(x + shift)),
+        dict(function=lambda x, shift=np.full(3, 2e-3): bell(x + shift)),
         dict(spread=0.2),
         dict(target_acceptance=0.9),
         dict(dense=True),
@@ -222,11 +280,63 @@ def test_nuts_is_read_from_disk_and_only_where_nothing_changed(kept_folder, monk
             small_nuts(kept_folder, **change)
 
 
-def made_up(rhat, ess, divergences=0, num=2000):
-    position = {"level": jnp.zeros(()), "slopes": jnp.zeros(2)}
-    return Draws(
-        None, jnp.zeros((num, 3)), np.array(rhat), np.array(ess), divergences, 0, np.ones(4), coordinate_names(position)
+@quiet
+def test_draws_on_disk_know_the_data(tmp_path):
+    "Two data sets in one form: the operations are the same, the data are not."
+    for scale in (np.ones(3, np.float32), np.ones(3, np.float32), np.full(3, 2.0, np.float32)):
+        function = lambda x, scale=scale: -0.5 * jnp.sum((x / scale) ** 2)
+        nuts(jax.random.key(0), function, jnp.zeros(3), 4, 2, 5, cache="data", folder=tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+@quiet
+def test_twenty_data_sets_compile_nuts_once():
+    sizes = lambda: (jitted_warm_up._cache_size(), jitted_draws._cache_size())
+    before, ends = sizes(), []
+    for function in log_posteriors():
+        ends.append(np.asarray(nuts(jax.random.key(0), function, jnp.zeros(3), 4, 2, 5).positions))
+    assert sizes() == (before[0] + 1, before[1] + 1)
+    assert len({end.tobytes() for end in ends}) == 20
+
+
+@quiet
+def test_a_target_brings_its_start():
+    settings = dict(num_draws=4, num_chains=2, num_warmup=5)
+    key, target = jax.random.key(0), as_target(log_posteriors()[0], jnp.zeros(3))
+    assert np.array_equal(
+        nuts(key, target, **settings).positions, nuts(key, target, jnp.zeros(3), **settings).positions
     )
+    rows_target = as_target(logistic(7), LOGISTIC_START)
+    left_out, given = sgld(key, rows_target, None, 1e-3, 4, 2, 5), sgld(key, logistic(7), LOGISTIC_START, 1e-3, 4, 2, 5)
+    assert np.array_equal(left_out.positions, given.positions)
+
+
+@quiet
+def test_twenty_data_sets_compile_sgld_once():
+    before = jitted_langevin._cache_size()
+    for seed in range(20):
+        y = jnp.asarray(np.random.default_rng(seed).normal(size=30), jnp.float32)
+        draw = lambda level, key, y=y: -15.0 * jnp.mean((y[jax.random.randint(key, (5,), 0, 30)] - level) ** 2)
+        sgld(jax.random.key(0), draw, jnp.zeros(()), 1e-3, 4, 2, 5)
+    assert jitted_langevin._cache_size() == before + 1
+
+
+@quiet
+def test_evaluations_of_nuts_are_log_densities_and_scores(monkeypatch):
+    "Two for each integration step, for the first state of each chain, and for the look at its start."
+    import mmdfw.samplers._chains as module
+
+    steps, whole = [], module.jitted_draws
+    monkeypatch.setattr(module, "jitted_draws", lambda *given: [out := whole(*given), steps.append(out[1][2].sum())][0])
+    warm = module.jitted_warm_up
+    monkeypatch.setattr(module, "jitted_warm_up", lambda *given: [out := warm(*given), steps.append(out[2].sum())][0])
+    run = nuts(jax.random.key(0), bell, jnp.zeros(3), 20, 2, 10)
+    assert run.evaluations == 2 * (int(sum(steps)) + 2)
+
+
+def made_up(rhat, ess, divergences=0, num=2000):
+    names = layout_of({"level": jnp.zeros(()), "slopes": jnp.zeros(2)}).names
+    return Draws(None, jnp.zeros((num, 3)), np.array(rhat), np.array(ess), divergences, 0, np.ones(4), names)
 
 
 @pytest.mark.parametrize(
@@ -235,12 +345,12 @@ def made_up(rhat, ess, divergences=0, num=2000):
         (made_up([1.0, 1.0, 1.009], [400.0, 401, 5000]), []),
         (
             made_up([1.0, 1.02, 1.5], [500.0] * 3),
-            [r"R-hat is above 1.01 for 2 of 3 coordinates, worst for position\['slopes'\]\[1\] with 1.500"],
+            [r"R-hat is above 1.01 for 2 of 3 coordinates, worst for slopes\[1\] with 1.500"],
         ),
         (made_up([1.0, 1.02, 1.0], [500.0] * 3, num=100), []),  # chains of 25 draws differ by chance
         (
             made_up([1.0] * 3, [399.0, 500, 500]),
-            [r"ESS is below 400 for 1 of 3 coordinates, worst for position\['level'\] with 399"],
+            [r"ESS is below 400 for 1 of 3 coordinates, worst for level with 399"],
         ),
         (
             made_up([np.nan, 1.0, 1.0], [500.0, 500, np.nan], 3),
@@ -253,19 +363,24 @@ def test_poor_draws_are_named(draws, texts):
         warnings.simplefilter("always")
         warn_poor(draws)
     assert len(caught) == len(texts) and all(re.search(text, str(w.message)) for text, w in zip(texts, caught))
+    assert all(w.filename == __file__ for w in caught)  # the user's line, not ours
+
+
+def test_poor_draws_point_at_the_line_that_asked():
+    with pytest.warns(UserWarning, match="few effective draws") as caught:
+        nuts(jax.random.key(0), bell, jnp.zeros(3), 20, 2, 10)
+    assert all(w.filename == __file__ for w in caught)
 
 
 @quiet
 def test_sgld_counts_thins_and_repeats():
-    estimate = minibatches(Logistic(2), *rows(), 7)
-    start = {"weights": jnp.zeros(2), "bias": jnp.zeros(()), "log_precision": jnp.zeros(())}
     run = lambda **more: sgld(
         jax.random.key(0),
-        estimate,
-        start,
+        logistic(7),
+        LOGISTIC_START,
         optax.polynomial_schedule(1e-3, 1e-4, 1.0, 50),
         **(dict(num_draws=20, num_chains=2, num_warmup=10, thin=3) | more),
-    )  # noqa: E731
+    )
     one = run()
     assert one.draws["weights"].shape == (2, 20, 2) and one.evaluations == 2 * 70 and one.divergences == 0
     assert np.array_equal(one.positions, run().positions)
@@ -293,7 +408,16 @@ def test_sgld_counts_thins_and_repeats():
             lambda: sgld(jax.random.key(0), lambda x, key: bell(x), jnp.zeros(3), 9.0, 50, 2, 500),
             "step_size, 9 at first, is too large",
         ),
-        (lambda: sgld(jax.random.key(0), bell, jnp.zeros(3), 0.1), "one particle and a key"),
+        (lambda: sgld(jax.random.key(0), bell, jnp.zeros(3), 0.1), r"one position and a key; yours takes \(x\)"),
+        (lambda: sgld(jax.random.key(0), lambda x, key: bell(x), jnp.zeros(3)), "step_size must be .* got None"),
+        (lambda: sgld(jax.random.key(0), as_target(bell, jnp.zeros(3)), None, 0.1), "no rows to draw from"),
+        (lambda: sgld(0, lambda x, key: bell(x), jnp.zeros(3), 0.1), "key must be a random key, got 0"),
+        (lambda: nuts(0, bell, jnp.zeros(3)), "key must be a random key, got 0"),
+        (lambda: nuts(jax.random.split(jax.random.key(0)), bell, jnp.zeros(3)), r"got \(2,\) of them"),
+        (lambda: nuts(jax.random.key(0), bell), "needs a position"),
+        (lambda: nuts(jax.random.key(0), logistic(7)), "the target has no start: give a position"),
+        (lambda: nuts(jax.random.key(0), lambda x: -np.sum(np.exp(x)), jnp.zeros(3)), "written with jax.numpy"),
+        (lambda: nuts(jax.random.key(0), lambda x: x, jnp.zeros(3)), "must return a scalar"),
     ],
 )
 def test_samplers_refuse(wrong, text):
@@ -389,11 +513,11 @@ def test_programs_differ_where_their_constants_do():
     data = np.random.default_rng(0).normal(size=(200, 50))
     other = data.copy()
     other[150, 20] += 1.0
-    inner = lambda data: lambda x: jnp.sum(jax.jit(lambda x: x @ data.T)(x))  # noqa: E731
+    inner = lambda data: lambda x: jnp.sum(jax.jit(lambda x: x @ data.T)(x))
     make = lambda data: (
         program_digest(lambda x: jnp.sum(x * data), jnp.ones(50))
         + program_digest(inner(jnp.asarray(data)), jnp.ones(50))
-    )  # noqa: E731
+    )
     one, same, different = make(data), make(data.copy()), make(other)
     assert one == same and one[:64] != different[:64] and one[64:] != different[64:]
 
