@@ -306,11 +306,6 @@ class Target:
         return self.function.probe(self.layout.unravel(u))
 
     @property
-    def has_rows(self):
-        "Whether there are rows to draw minibatches from."
-        return hasattr(self.function, "estimate")
-
-    @property
     def dimension(self):
         "How many unknowns there are."
         return self.layout.dimension

@@ -202,7 +202,10 @@ def test_scores_that_are_not_finite_are_counted(x64):
         (lambda: svgd(7, points()), "must be a function, got 7"),
         (lambda: svgd(lambda x, key: bell(x), points(), key=7), "key must be a random key, got 7"),
         (lambda: svgd(as_target(bell, jnp.zeros(3)), points(d=2)), r"the target has \('x\[0\]', 'x\[1\]', 'x\[2\]'\)"),
-        (lambda: svgd(as_target(bell, jnp.zeros(3)), points(), key=jax.random.key(0)), "no rows to draw from"),
+        (
+            lambda: svgd(as_target(bell, jnp.zeros(3)), points(), key=jax.random.key(0)),
+            "no rows to draw minibatches from",
+        ),
         (lambda: svgd(nested_bell, {"a": jnp.ones((3, 2)), "b": jnp.ones(4)}), r"same leading axis.*\(4,\)"),
         (lambda: svgd(nested_bell, {"a": jnp.ones((3, 2), int), "b": jnp.ones(3)}), "must be floating point"),
         (lambda: svgd(bell, points(), chunk_size=2.5), "got 2.5"),
@@ -410,7 +413,7 @@ def test_sgld_counts_thins_and_repeats():
         ),
         (lambda: sgld(jax.random.key(0), bell, jnp.zeros(3), 0.1), r"one position and a key; yours takes \(x\)"),
         (lambda: sgld(jax.random.key(0), lambda x, key: bell(x), jnp.zeros(3)), "step_size must be .* got None"),
-        (lambda: sgld(jax.random.key(0), as_target(bell, jnp.zeros(3)), None, 0.1), "no rows to draw from"),
+        (lambda: sgld(jax.random.key(0), as_target(bell, jnp.zeros(3)), None, 0.1), "no rows to draw minibatches from"),
         (lambda: sgld(0, lambda x, key: bell(x), jnp.zeros(3), 0.1), "key must be a random key, got 0"),
         (lambda: nuts(0, bell, jnp.zeros(3)), "key must be a random key, got 0"),
         (lambda: nuts(jax.random.split(jax.random.key(0)), bell, jnp.zeros(3)), r"got \(2,\) of them"),
@@ -547,12 +550,20 @@ def compressed():
 def test_compress_says_the_truth(compressed):
     for result in compressed.values():
         assert len(result) == 12 == result.history.count[-1]
-        assert_close(result.mmd2, mmd2(result.kernel, result.positions, draws(), result.weights), rtol=0.05, atol=2e-6)
+        assert_close(
+            result.discrepancy,
+            mmd2(result.parts.kernel, result.positions, draws(), result.weights),
+            rtol=0.05,
+            atol=2e-6,
+        )
 
 
 def test_compress_beats_thinning(compressed):
-    thinned = float(mmd2(compressed["free"].kernel, draws()[::17][:12], draws()))
-    assert compressed["free"].mmd2 <= compressed["grown"].mmd2 < thinned / 5 and compressed["pool"].mmd2 < thinned / 3
+    thinned = float(mmd2(compressed["free"].parts.kernel, draws()[::17][:12], draws()))
+    assert (
+        compressed["free"].discrepancy <= compressed["grown"].discrepancy < thinned / 5
+        and compressed["pool"].discrepancy < thinned / 3
+    )
 
 
 def test_compress_keeps_the_pytree(compressed):
@@ -567,7 +578,7 @@ def test_a_pool_keeps_to_the_draws(compressed):
 
 def test_one_particle():
     one = compress(jax.random.key(0), draws(), 1, refine=False)
-    assert_close(one.mmd2, mmd2(one.kernel, one.positions, draws(), one.weights), rtol=1e-3)
+    assert_close(one.discrepancy, mmd2(one.parts.kernel, one.positions, draws(), one.weights), rtol=1e-3)
 
 
 @pytest.mark.parametrize(

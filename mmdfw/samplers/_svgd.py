@@ -12,7 +12,7 @@ import blackjax, jax, jax.numpy as jnp, numpy as np, optax
 from blackjax.vi.svgd import rbf_kernel
 from jaxtyping import Array, Float, Int, Key
 from .._checks import check_choice, check_count, check_positive, pytree_dataclass, warn_user
-from .._target import Layout, Target, as_density, as_target, check_key, flatten_particles
+from .._target import Density, Layout, Target, as_density, as_target, check_key, flatten_particles
 from ..kernels._kernel import RBF
 from ..kernels._lengthscale import blackjax_from_lengthscale, median_lengthscale
 
@@ -127,7 +127,7 @@ jitted_svgd = jax.jit(run_svgd, static_argnums=(2, 3, 4, 6))
 
 # %% ../../nbs/theory/55_svgd.ipynb #70da1e01
 @pytree_dataclass
-class Estimated:
+class Estimated(Density):
     "A log density that is known by its estimates on minibatches alone."
 
     function: Callable  # position, key -> scalar; itself a pytree
@@ -149,8 +149,8 @@ def target_like(thing: Any, layout: Layout, key: Key[Array, ""] | None = None) -
     shapes = [(one.structure, one.shapes) for one in (layout, target.layout)]
     if shapes[0] != shapes[1] and layout.shapes != ((target.dimension,),):
         raise ValueError(f"the particles have the unknowns {layout.names}, the target has {target.names}")
-    if key is not None and not target.has_rows:
-        raise ValueError("a key draws minibatches, and this target has no rows to draw from: leave the key out")
+    if key is not None:
+        jax.eval_shape(target.estimate, jax.ShapeDtypeStruct((target.dimension,), target.dtype), key)  # are there rows?
     return Target(target.function, target.layout)
 
 # %% ../../nbs/theory/55_svgd.ipynb #e36bc1d6
