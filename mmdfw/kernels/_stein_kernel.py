@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from .._checks import check_positive, pytree_dataclass, static
+from .._checks import check_positive, pytree_dataclass
+from .._target import as_pytree_function, same_function
 from ._fourier import RandomFourier
 from mmdfw.kernels._kernel import (
     Kernel,
@@ -40,13 +41,14 @@ def score_points(score_fn: Callable, points: Float[Array, "n d"]) -> Float[Array
 class ScoreIMQ(Kernel):
     "IMQ on scores: (offset^2 + |s(x) - s(y)|^2 / lengthscale^2)^beta"
 
-    score_fn: Callable = static()  # (d,) -> (d,), the gradient of log p
+    score_fn: Callable  # (d,) -> (d,), the gradient of log p; one that holds data is a pytree
     lengthscale: Any = 1.0  # on the scale of scores; scalar or (d,)
     offset: Any = 1.0
     beta: Any = -0.5
     evaluations_per_point = 1
 
     def __post_init__(self):
+        object.__setattr__(self, "score_fn", as_pytree_function(self.score_fn))
         check_positive("lengthscale", self.lengthscale)
         check_positive("offset", self.offset)
         check_exponent(self.beta)
@@ -179,7 +181,7 @@ def score_and_jacobian(
 def scores_and_jacobians(base: ScoreIMQ, points: Float[Array, "n d"], score_fn: Callable) -> Scored:
     "What IMQ on scores wants to be kept besides: its own scores, and their Jacobians."
     extra = score_and_jacobian(base.score_fn, points)
-    same = score_fn is base.score_fn  # then the score is known already
+    same = same_function(score_fn, base.score_fn)  # then the score is known already
     return Scored(points, extra[0] if same else score_points(score_fn, points), extra)
 
 
@@ -216,9 +218,12 @@ class Stein(Kernel):
     "The Langevin Stein kernel of a target over a base kernel: its mean under the target is zero."
 
     base: Kernel  # any kernel above, or your own
-    score_fn: Callable = static()  # (d,) -> (d,), the gradient of log p
+    score_fn: Callable  # (d,) -> (d,), the gradient of log p; one that holds data is a pytree
     zero_mean = True
     evaluations_per_point = 1
+
+    def __post_init__(self):
+        object.__setattr__(self, "score_fn", as_pytree_function(self.score_fn))
 
     @property
     def unit(self):
