@@ -6,7 +6,8 @@
 __all__ = ['jitted_probes', 'WRITTEN_IN_NUMPY', 'Layout', 'layout_of_form', 'layout_of', 'ravel', 'flatten_particles',
            'check_floating', 'write_out', 'identity_of', 'Operations', 'Density', 'NoDensity', 'Given', 'Program',
            'traced', 'as_pytree_function', 'same_function', 'Target', 'Score', 'Estimate', 'log_densities',
-           'values_and_scores', 'as_target', 'as_density', 'check_takes', 'check_result', 'check_key', 'check_start']
+           'values_and_scores', 'as_target', 'check_position', 'as_density', 'check_takes', 'check_result', 'check_key',
+           'check_start']
 
 # %% ../nbs/core/03_target.ipynb #0ae790e9
 import inspect, os
@@ -314,11 +315,6 @@ class Target:
         return self.function.probe(self.layout.unravel(u))
 
     @property
-    def has_rows(self):
-        "Whether there are rows to draw minibatches from."
-        return hasattr(self.function, "estimate")
-
-    @property
     def dimension(self):
         "How many unknowns there are."
         return self.layout.dimension
@@ -379,11 +375,17 @@ def as_target(
     "The target that a user means, checked; tracing it tells whether it can be differentiated and compiled."
     if len(rest) != 1 or rest[0] is None:
         raise ValueError("a log density needs a position: a pytree of floating arrays of the form that it takes")
-    check_floating(rest[0])
-    layout, start = layout_of(rest[0]), ravel(rest[0])
-    if not bool(np.isfinite(np.asarray(start)).all()):
-        raise ValueError(f"position must be finite, got {start}")
+    layout, start = check_position(rest[0])
     return Target(as_density(thing, layout), layout, start)
+
+
+def check_position(position) -> tuple:  # -> its Layout, (d,)
+    "How a pytree of finite floating arrays lies in one vector, and that vector."
+    check_floating(position)
+    start = ravel(position)
+    if not isinstance(start, jax.core.Tracer) and not np.isfinite(start).all():
+        raise ValueError(f"position must be finite, got {start}")
+    return layout_of(position), start
 
 
 @as_target.register
@@ -442,7 +444,7 @@ def check_result(value):
 
 # %% ../nbs/core/03_target.ipynb #47b23c92
 def check_key(key) -> jax.Array:
-    "One random key, as `jax.random.key` makes it (or the older `PRNGKey`)."
+    "One random key, as `jax.random.key` makes it; one of the older `PRNGKey` becomes such a key."
     right = "give a random key, such as jax.random.key(0)"
     if not isinstance(key, jax.Array):
         raise ValueError(f"key must be a random key, got {key!r}: {right}")
@@ -451,7 +453,7 @@ def check_key(key) -> jax.Array:
         raise ValueError(f"key must be a random key, got an array of {key.dtype} and shape {key.shape}: {right}")
     if typed and key.ndim:
         raise ValueError(f"key must be one random key, got {key.shape} of them: split once, and hand over one")
-    return key
+    return key if typed else jax.random.wrap_key_data(key)
 
 # %% ../nbs/core/03_target.ipynb #37351157
 def check_start(target: Target):
