@@ -251,7 +251,6 @@ KNOWN_PACE = {
     "library/83_compress": (1, 0),
     "library/84_across": (3, 1),
     "library/85_contracts": (10, 1),
-    "theory/22_cloud": (1, 0),
     "theory/30_oracle": (4, 0),
     "theory/50_loop": (3, 0),
     "theory/52_refinement": (1, 1),
@@ -403,7 +402,6 @@ def test_every_private_name_has_a_docstring():
 KNOWN_LEANING = {
     "Ask.dimension",
     "Components",
-    "GaussianApproximation.mixture",
     "Oracle.answer",
     "Refined",
     "ShardedStarts",
@@ -421,7 +419,6 @@ KNOWN_LEANING = {
     "drawn",
     "engine_of",
     "find_experiment",
-    "fit_mixture",
     "held_out_scores",
     "in_precision",
     "num_of",
