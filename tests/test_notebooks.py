@@ -242,7 +242,7 @@ KNOWN_PACE = {
     "experiments/60_parallel": (1, 1),
     "experiments/70_table1": (0, 1),
     "interface/30_cli": (8, 1),
-    "library/70_model": (3, 1),
+    "library/70_model": (1, 0),
     "library/75_batches": (2, 1),
     "library/76_blocks": (5, 1),
     "library/79_result": (2, 1),
