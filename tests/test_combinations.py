@@ -1,7 +1,7 @@
 """Every oracle x step rule x embedding through the loop, three steps each; those that make no sense, and why.
 
-A step is an oracle's answer and its acceptance. The two halves are compiled apart, each oracle for each embedding, and all
-rules together for each embedding; then all combinations run on what is compiled already.
+A step is an oracle's answer and its acceptance. The two halves are compiled apart, each oracle for each embedding, and
+all rules together for each embedding; then all combinations run on what is compiled already.
 """
 
 import itertools, re
@@ -35,7 +35,8 @@ def target():
 def settings(target):
     "Kernel and embedding of the target, by name."
     stein = Stein(IMQ(1.0), target.score)
-    wide, fourier = RBF(0.7), random_fourier(jax.random.key(1), 8, 2, 0.7)
+    wide = RBF(0.7)
+    fourier = random_fourier(jax.random.key(1), 8, 2, 0.7)
     particles = {
         f"particles, own term {own}": (wide, ParticleEmbedding(wide, target.score, own))
         for own in ("left out", "included", "alone")
@@ -120,7 +121,8 @@ class Numbered(StepRule):
 
 
 ask = jax.jit(lambda oracle, key, problem: oracle(key, problem))
-begin, take = jax.jit(init, static_argnums=2), jax.jit(accept)
+begin = jax.jit(init, static_argnums=2)
+take = jax.jit(accept)
 
 
 def run(settings, oracle, rule, embedding):

@@ -28,7 +28,7 @@ def run(logdensity_fn=gaussian, position=None, **options):
     return fit(KEY, logdensity_fn, jnp.zeros(2) if position is None else position, **(SMALL | options))
 
 
-# The target at its start ------------------------------------------------------------------------------------------------
+# The target at its start ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_bad_position(position, message):
         run(lambda p: -sum(jnp.sum(jnp.abs(leaf) ** 2) for leaf in jax.tree.leaves(p)), position)
 
 
-# Numbers ----------------------------------------------------------------------------------------------------------------
+# Numbers -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, float("nan"), float("inf")])
@@ -166,7 +166,7 @@ def test_sets_that_do_not_match(call, message):
         call(jnp.asarray(np.random.default_rng(0).normal(size=(3, 2)), jnp.float32))
 
 
-# Choices of a fit -------------------------------------------------------------------------------------------------------
+# Choices of a fit ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_lengthscales_of_another_dimension():
         run(kernel=RBF(jnp.ones(3)))
 
 
-# Non-finite values met later ----------------------------------------------------------------------------------------------
+# Non-finite values met later -----------------------------------------------------------------------------------------
 
 
 def walled(x):
@@ -229,7 +229,7 @@ def clipped(x):
 @pytest.mark.parametrize("target", [walled, logged, clipped])
 @pytest.mark.parametrize("embedding", ["cloud", "particles", "stein"])
 def test_no_particle_where_there_is_no_density(target, embedding):
-    "Support with an edge: all particles lie where the log density is finite (else E log x is NaN), all weights are finite."
+    "Support with an edge: all particles lie where the log density is finite (else E log x is NaN), weights are finite."
     oracle = None if embedding == "cloud" else GradientOracle(NearParticles(1.0), num_steps=20, scale=1.0)
     result = run(
         target,
@@ -278,7 +278,7 @@ def test_cloud_outside_the_support():
         importance_cloud(KEY, lambda x: jnp.where(x[0] > 1e4, 0.0, -jnp.inf), jnp.zeros(2), num_evaluations=64)
 
 
-# Sound answers at the edge ------------------------------------------------------------------------------------------------
+# Sound answers at the edge -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("constraint", ["free", "sum_to_one", "simplex"])
@@ -290,7 +290,8 @@ def test_duplicates_and_single_particles(constraint, dtype):
     pair, single = (
         loop.init(jnp.asarray(x, dtype)) for x in ([[0.5, 0.0]] * 3 + [[-1.0, 0.3]], [[0.5, 0.0], [-1.0, 0.3]])
     )
-    w, v = np.asarray(pair.particles.weights), np.asarray(single.particles.weights)
+    w = np.asarray(pair.particles.weights)
+    v = np.asarray(single.particles.weights)
     assert np.all(np.isfinite(w)) and int(pair.particles.count) == 4
     loose = 2e-3 if dtype == jnp.float32 else 1e-6
     assert w[:3].sum() == pytest.approx(v[0], abs=loose) and w[3] == pytest.approx(v[1], abs=loose)

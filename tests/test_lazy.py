@@ -1,4 +1,6 @@
-"""Oracles that remember: cached and lazy ones keep the contract, survive what is broken, and go on where they stopped; the gap stops a fit."""
+"""Oracles that remember: cached and lazy ones keep the contract, survive what is broken, and go on where they stopped.
+
+The gap stops a fit."""
 
 import warnings
 
@@ -53,7 +55,8 @@ def test_a_cache_is_used_up_and_then_the_ordinary_oracle_serves(target, name):
     kernel, embedding = setting(target, name)
     by = "gradient" if name == "particles" else "value"
     oracle = cached_oracle(embedding, kernel, jnp.asarray(POINTS, jnp.float32), WALK, by)
-    problem, key = first_problem(kernel, embedding)._replace(memory=oracle.first_memory()), jax.random.key(0)
+    problem = first_problem(kernel, embedding)._replace(memory=oracle.first_memory())
+    key = jax.random.key(0)
     left, spent = [], []
     for _ in range(4):
         answer = ask(oracle, key, problem)
@@ -87,7 +90,8 @@ def test_lazy_steps_keep_the_contract(target, name):
     ended, infos = jax.jit(
         lambda parts, state: jax.lax.scan(lambda s, k: step(parts, k, s), state, jax.random.split(jax.random.key(0), 6))
     )(parts, state)
-    memory, weights = ended.memory, np.asarray(ended.particles.weights)
+    memory = ended.memory
+    weights = np.asarray(ended.particles.weights)
     assert (
         isinstance(memory, LazyMemory) and int(memory.cache_calls + memory.positive_calls + memory.negative_calls) == 6
     )
@@ -117,11 +121,10 @@ def test_both_precisions(dtype):
 
 def test_no_particle_comes_twice_and_growth_ends(target):
     "A pool of five: what is there already gets weight, no copy; once nothing is to gain, growth stops and says so."
-    kernel, embedding = (
-        RBF(0.7),
-        reference_embedding(RBF(0.7), jnp.asarray(np.append(POINTS, [[2.0, -1.5], [-1.0, -2.0]], 0), jnp.float32)),
-    )
-    kernel, pool = embedding.kernel, pool_starts(embedding, embedding.kernel)
+    kernel = RBF(0.7)
+    five = jnp.asarray(np.append(POINTS, [[2.0, -1.5], [-1.0, -2.0]], 0), jnp.float32)
+    embedding = reference_embedding(kernel, five)
+    pool = pool_starts(embedding, kernel)
     parts = Components(kernel, embedding, LazyOracle(PoolOracle(pool), max_in_a_row=5), LineSearch())
     with pytest.warns(UserWarning, match="the oracle has nothing new to offer: stopped with 5 of 20 particles"):
         _, state, infos, _ = grow(jax.random.key(0), parts, begin(parts, pool.points[:1], 128), Until(20))

@@ -108,7 +108,8 @@ def test_greedy_value_is_what_a_constant_step_ends_at(x64):
             weights, KERNEL.matrix(both, both), problem.embedding.mean(both), problem.embedding.double_integral
         )
 
-    tried, value = jax.jit(jax.vmap(after))(x), jax.jit(greedy_value)(problem, x)
+    tried = jax.jit(jax.vmap(after))(x)
+    value = jax.jit(greedy_value)(problem, x)
     assert_close(tried - tried[0], (value - value[0]) / 3, rtol=1e-8, atol=1e-13)
 
 
@@ -149,7 +150,9 @@ def test_quadrature_value_near_a_particle_in_float32():
 
 @pytest.mark.parametrize("name", ["greedy", "quadrature"])
 def test_objective_gradient(name, x64):
-    problem, x, h = problem_of(jnp.float64), points(5, 1, jnp.float64), 1e-5
+    problem = problem_of(jnp.float64)
+    x = points(5, 1, jnp.float64)
+    h = 1e-5
     f = jax.jit(OBJECTIVES[name])
     numeric = np.stack([(f(problem, x + e) - f(problem, x - e)) / (2 * h) for e in h * np.eye(2)], 1)
     assert_close(
@@ -158,7 +161,8 @@ def test_objective_gradient(name, x64):
 
 
 def test_stein_gradient_forms_no_hessian():
-    kernel, x = Stein(IMQ(0.7), score), jnp.asarray(np.random.default_rng(0).normal(size=(3, 7)), jnp.float32)
+    kernel = Stein(IMQ(0.7), score)
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(3, 7)), jnp.float32)
     state = init(Components(kernel, SteinEmbedding(kernel), None, ConstantStep()), x, 4)
     gradient = lambda x: objective_gradient(greedy_value, Problem(kernel, SteinEmbedding(kernel), state.particles), x)  # noqa: E731
     assert "7,7]" not in str(jax.make_jaxpr(gradient)(x)) and "7,7]" in str(
@@ -238,7 +242,8 @@ def test_nelder_mead_turns_away_from_what_is_not_finite(x64):
 )
 def test_search(name, objective):
     "Shapes, the linear value at the answer, the box, and the same answer for the same key."
-    problem, oracle = problem_of(), SEARCHES[name](OBJECTIVES[objective])
+    problem = problem_of()
+    oracle = SEARCHES[name](OBJECTIVES[objective])
     answer = ask(oracle, jax.random.key(1), problem)
     assert (
         answer.points.shape == (1, 2)
@@ -257,7 +262,8 @@ def test_search(name, objective):
 
 
 def test_pool_takes_the_best_by_its_objective():
-    problem, x = problem_of(), pool().points
+    problem = problem_of()
+    x = pool().points
     for name, objective in OBJECTIVES.items():
         best = int(jnp.argmin(jax.jit(objective)(problem, x)))
         assert np.array_equal(ask(SEARCHES["pool"](objective), jax.random.key(0), problem).points[0], x[best]), name
