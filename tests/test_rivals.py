@@ -253,7 +253,8 @@ def test_nuts_finds_a_gaussian(kept_folder):
     assert run.evaluations > 2000 and run.evaluations % 2 == 0  # a log density and a score for each integration step
     error = (run.positions.mean(0) - 1.0) / (run.positions.std(0) / jnp.sqrt(run.ess))
     assert np.abs(error).max() < 4.5
-    assert_close(run.positions.var(0), np.array([0.5, 2.0, 1.0]), rtol=0.5)
+    off = run.positions.var(0) / np.array([0.5, 2.0, 1.0]) - 1
+    assert np.abs(off).max() < 4.5 * np.sqrt(2 / run.ess.min())
 
 
 @quiet
