@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['StepRule', 'System', 'ConstantStep', 'GreedyHerding', 'OpenLoop', 'LineSearch', 'BlendedPairwise', 'DecayEarly',
-           'Quadrature', 'IntegralPosterior', 'credible_interval', 'mass_outside']
+           'move', 'newcomers', 'Quadrature', 'IntegralPosterior', 'credible_interval', 'mass_outside']
 
 # %% ../../nbs/interface/12_steps.ipynb #3f48d922
 from ._quadrature import IntegralPosterior, Quadrature, credible_interval, mass_outside
@@ -17,6 +17,8 @@ from mmdfw.steps._step import (
     OpenLoop,
     StepRule,
     System,
+    move,
+    newcomers,
 )
 
 # %% ../../nbs/interface/12_steps.ipynb #ab206b3f
@@ -29,6 +31,8 @@ _all_ = [
     "LineSearch",
     "BlendedPairwise",
     "DecayEarly",
+    "move",
+    "newcomers",
     "Quadrature",
     "IntegralPosterior",
     "credible_interval",
