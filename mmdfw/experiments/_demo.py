@@ -10,7 +10,8 @@ __all__ = ['log_posterior', 'zero_position', 'held_out_scores', 'Line', 'mixture
 from pathlib import Path
 from typing import Callable, NamedTuple
 import jax, jax.numpy as jnp, matplotlib.pyplot as plt, numpy as np, optax
-from ._bench_mixture import PRIOR_SD, exact_mmd2, timed
+from ._bench_mixture import PRIOR_SD, exact_mmd2
+from ._framework import timed
 from ..data._load import load_table
 from ..data._split import Split, split
 from .._result import Result
@@ -186,7 +187,6 @@ def demo(
     table = as_table(lines + more)
     (out / "table.txt").write_text(table + "\n")
     print(table)
-    print(
-        f"\nSeconds include compilation. Figures and table: {out / 'mixture.png'}, {out / 'regression.png'}, {out / 'table.txt'}"
-    )
+    files = ", ".join(str(out / name) for name in ("mixture.png", "regression.png", "table.txt"))
+    print(f"\nSeconds include compilation. Figures and table: {files}")
     return lines + more
