@@ -4,7 +4,7 @@ import dataclasses
 import jax, jax.numpy as jnp, numpy as np, pytest
 
 from mmdfw.oracles._cache import cached_oracle
-from mmdfw._checks import assert_close
+from mmdfw._checks import assert_close, pytree_dataclass
 from mmdfw.contracts import (
     ask,
     check_embedding,
@@ -16,13 +16,21 @@ from mmdfw.contracts import (
     example_system,
     pair_value,
 )
-from mmdfw.embeddings._embedding import ParticleEmbedding, SteinEmbedding, exact_embedding, reference_embedding
+from mmdfw.embeddings._embedding import (
+    Embedding,
+    ParticleEmbedding,
+    SteinEmbedding,
+    exact_embedding,
+    mmd2_to,
+    reference_embedding,
+)
 from mmdfw._loop import Components, init
 from mmdfw.kernels._fourier import random_fourier
-from mmdfw.kernels._kernel import IMQ, RBF, InverseLog
-from mmdfw.kernels._stein_kernel import ScoreIMQ, Stein
+from mmdfw.kernels._kernel import IMQ, RBF, InverseLog, Kernel, Radial
+from mmdfw.kernels._stein_kernel import ScoreIMQ, Stein, stein_gram_any
 from mmdfw.oracles._lazy import LazyOracle
 from mmdfw._mixture import gaussian_mixture
+from mmdfw._mmd import mmd2
 from mmdfw.oracles._oracle import (
     GradientOracle,
     GridOracle,
@@ -120,7 +128,7 @@ def test_kernel_of_gradients(make):
 
 
 def test_squared_distances_keep_their_digits_far_from_the_origin():
-    "float32 at 10^4 from the origin: the common shift keeps the kernel's digits (the lengthscale is a power of two, whose division is exact)."
+    "float32 at 10^4 from the origin: the common shift keeps the digits (division by a power of two is exact)."
     far = jnp.asarray(np.random.default_rng(0).normal(size=(20, 5)) + 2.0**13, jnp.float32)
     exact = np.exp(-0.5 * np.sum((np.asarray(far, float)[:, None] - np.asarray(far, float)) ** 2, -1) / 2.0**2)
     assert_close(RBF(2.0).matrix(far, far), exact, atol=2e-6)
@@ -205,6 +213,114 @@ def test_stein_mean_is_zero(base, x64):
     values = kernel.matrix(nodes[1234::1500], nodes)
     assert_close(values @ mass, np.zeros(len(values)), atol=1e-8 * float(jnp.max(jnp.abs(values))))
     assert SteinEmbedding(kernel).double_integral == 0.0
+
+
+@pytest.mark.parametrize("name", ["exact rbf", "exact rbf ard", "exact fourier"])
+def test_mmd_to_an_embedding_against_quadrature(name, x64):
+    embedding = FIXED[name](jnp.float64)
+    nodes, mass = grid(jnp.float64)
+    x, w = reference_set(jnp.float64)
+    kernel = embedding.kernel
+    parts = w @ kernel.matrix(x, x) @ w - 2 * w @ (kernel.matrix(x, nodes) @ mass) + mass @ embedding.mean(nodes, None)
+    assert_close(mmd2_to(embedding, x, w), parts, rtol=1e-8)
+
+
+def test_mmd_to_a_reference_set_is_that_of_two_sets(dtype):
+    y, w = reference_set(dtype)
+    x = jnp.asarray(np.random.default_rng(8).normal(size=(5, 2)), dtype)
+    found = mmd2_to(reference_embedding(IMQ(0.7), y, w), x)
+    assert found.dtype == dtype
+    assert_close(found, mmd2(IMQ(0.7), x, y, weights_y=w / jnp.sum(w)), rtol=2e-6 if dtype == jnp.float32 else 1e-12)
+    assert float(mmd2_to(reference_embedding(IMQ(0.7), y, w), y, w / jnp.sum(w))) < 10 * jnp.finfo(dtype).eps
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda e, x: mmd2_to(e, x[0]), "x must be an"),
+        (lambda e, x: mmd2_to(e, x, jnp.ones(2)), "weights must have shape"),
+        (lambda e, x: mmd2_to(FIXED["exact rbf ard"](x.dtype), x[:, :1]), "dimensions"),
+        (lambda e, x: mmd2_to(ParticleEmbedding(e.kernel, jnp.negative), x), "ParticleEmbedding estimates slopes"),
+    ],
+)
+def test_mmd_to_an_embedding_refuses(call, message):
+    with pytest.raises(ValueError, match=message):
+        call(FIXED["exact rbf"](jnp.float32), jnp.zeros((3, 2)))
+
+
+@pytree_dataclass
+class SumOfTwo(Kernel):
+    "A kernel as a user may write it: the mean of two others, with its closed form and its Stein form made of theirs."
+
+    first: Kernel
+    second: Kernel
+
+    def __call__(self, x, y):
+        return (self.first(x, y) + self.second(x, y)) / 2
+
+    @property
+    def unit(self):
+        return self.first.unit
+
+    def check(self, d):
+        self.first.check(d)
+        self.second.check(d)
+
+    def features(self, points):
+        return self.first.features(points), self.second.features(points)
+
+    def gram(self, features_x, features_y):
+        return (self.first.gram(features_x[0], features_y[0]) + self.second.gram(features_x[1], features_y[1])) / 2
+
+    def closed_mean(self, mixture):
+        first, second = self.first.closed_mean(mixture), self.second.closed_mean(mixture)
+        return None if first is None or second is None else MeanOfTwo(self, first, second)
+
+    def stein_gram(self, x, y):
+        return (self.first.stein_gram(x, y) + self.second.stein_gram(x, y)) / 2
+
+
+@pytree_dataclass
+class MeanOfTwo(Embedding):
+    kernel: SumOfTwo
+    first: Embedding
+    second: Embedding
+
+    @property
+    def double_integral(self):
+        return (self.first.double_integral + self.second.double_integral) / 2
+
+    def mean(self, points, particles=None):
+        return (self.first.mean(points, particles) + self.second.mean(points, particles)) / 2
+
+
+def test_a_kernel_of_ones_own_brings_its_forms(x64):
+    kernel, target = SumOfTwo(RBF(0.5), RBF(1.5)), mixture(jnp.float64)
+    check_kernel(kernel)
+    embedding = exact_embedding(kernel, target)
+    x, draws = target.sample(jax.random.key(1), 9), target.sample(jax.random.key(2), 3000)
+    check_embedding(embedding, x, draws=draws)
+    nodes, mass = grid(jnp.float64)
+    assert_close(embedding.mean(x, None), kernel.matrix(x, nodes) @ mass, rtol=1e-9)
+    assert_close(embedding.double_integral, mass @ embedding.mean(nodes, None), rtol=1e-9)
+    stein = Stein(kernel, target.score)
+    truth = stein_gram_any(kernel, stein.features(x), stein.features(x))
+    assert_close(stein.matrix(x, x), truth, rtol=1e-9, atol=1e-11)
+    assert stein.unit == 0.5 and stein.zero_mean and not kernel.zero_mean
+    with pytest.raises(ValueError, match="no closed form for SumOfTwo"):
+        exact_embedding(SumOfTwo(RBF(0.5), IMQ(1.5)), target)
+    with pytest.raises(ValueError, match="shape .3,., but the points have 2 dimensions"):
+        exact_embedding(SumOfTwo(RBF(0.5), RBF(jnp.ones(3))), target)
+
+
+def test_contracts_are_abstract():
+    class Unfinished(Kernel):
+        def __call__(self, x, y):
+            return x @ y
+
+    for contract in (Kernel, Embedding, Radial, Unfinished):
+        with pytest.raises(TypeError, match="abstract"):
+            contract()
 
 
 def test_an_embedding_has_its_kernel():

@@ -53,14 +53,18 @@ def test_mmd_of_three_points():
     ],
 )
 def test_quadrature_weights_of_three_points(constraint, expected, rtol):
-    "The one on the simplex by hand: with a = 1/e, w_2 = 1/2 + (a - a^4) / (6 (1 - a)); it is inside, so it is the sum-to-one weight too."
+    """The one on the simplex by hand: with a = 1/e, w_2 = 1/2 + (a - a^4) / (6 (1 - a)).
+
+    It lies inside, so it is the sum-to-one weight, too."""
     x = three_points()
     weighed = weigh(RBF(1.0), reference_embedding(RBF(1.0), x), x[:2], Quadrature(constraint), jnp.array([0.5, 0.5]))
     assert_close(weighed.weights, np.array(expected), rtol=rtol)
 
 
 def test_frank_wolfe_with_line_search_on_the_simplex():
-    "f = |x|^2 over the simplex from a vertex: f = 1/t exactly after t vertices. The vertices are the points, the kernel is their product."
+    """f = |x|^2 over the simplex from a vertex: f = 1/t exactly after t vertices.
+
+    The vertices are the points, and the kernel is their product."""
 
     @pytree_dataclass
     class Product(Kernel):
