@@ -7,9 +7,8 @@ __all__ = ['stein_points']
 
 # %% ../../nbs/theory/54_stein_points.ipynb #3c3deac1
 from typing import Callable
-from blackjax.base import SamplingAlgorithm
 from ..embeddings._embedding import SteinEmbedding
-from .._loop import frank_wolfe
+from .._loop import Algorithm, frank_wolfe
 from ..kernels._kernel import IMQ, Kernel
 from ..kernels._stein_kernel import Stein
 from ..oracles._oracle import Oracle
@@ -17,12 +16,12 @@ from ..steps._step import ConstantStep, StepRule
 
 # %% ../../nbs/theory/54_stein_points.ipynb #637fae01
 def stein_points(
-    score_fn: Callable,  # (d,) -> (d,), the gradient of log p
+    score_fn: Callable,  # (d,) -> (d,), the gradient of log p; of a target: Score(target)
     oracle: Oracle,  # any, with objective=greedy_value, or lmo_value for the herding variant
     base: Kernel = IMQ(),  # under the Stein kernel
     step_rule: StepRule = ConstantStep(),  # equal weights; Quadrature("simplex") for the Stein-optimal ones
-    capacity: int = 128,
-) -> SamplingAlgorithm:
-    "Stein points as the Frank-Wolfe loop with a Stein kernel."
+    capacity: int = 128,  # most points that the state can hold
+) -> Algorithm:
+    "Stein points: the Frank-Wolfe loop with a Stein kernel, as BlackJAX's init and step."
     kernel = Stein(base, score_fn)
     return frank_wolfe(kernel, SteinEmbedding(kernel), oracle, step_rule, capacity)
