@@ -1,6 +1,6 @@
 """Predictions of weighted particles against closed forms; what they refuse; that they compile once, and for CUDA."""
 
-import json, re
+import json, re, subprocess, sys
 import jax, jax.numpy as jnp, matplotlib, numpy as np, pytest
 from jax import export
 from scipy.integrate import quad
@@ -385,6 +385,11 @@ def test_plots():
     assert plot_reliability(BernoulliPredictive(predictive.means), np.ones(9), right, color="k", label="all") is right
     fig.canvas.draw()
     plt.close(fig)
+
+
+def test_matplotlib_is_loaded_when_something_is_drawn():
+    code = "import sys, mmdfw.models, mmdfw.plots; mmdfw.plots.colors; sys.exit('matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=300).returncode == 0
 
 
 def everything(means, sds, weights, y, levels, labels, data):
