@@ -46,7 +46,7 @@ def versions() -> dict:
 
 # %% ../nbs/core/01_files.ipynb #56ebe834
 def plain(value) -> Any:
-    "An array in words, for JSON: its shape, its type and a digest of its bytes. Random keys and NumPy's numbers are taken too."
+    "An array in words, for JSON: shape, type and a digest of its bytes; random keys and NumPy's numbers too."
     if isinstance(value, jax.Array) and is_key(value):
         value = jax.random.key_data(value)
     if not isinstance(value, (jax.Array, np.ndarray, np.generic)) or np.asarray(value).dtype.hasobject:

@@ -187,7 +187,8 @@ def run_data(options) -> int:
         return 0
     for entry in catalogue():
         print(
-            f"{entry.name:14} {entry.rows:>8,} rows {entry.columns:>3} inputs  {entry.task:15} {entry.where}{f' ({entry.note})' if entry.note else ''}"
+            f"{entry.name:14} {entry.rows:>8,} rows {entry.columns:>3} inputs  {entry.task:15} {entry.where}"
+            + (f" ({entry.note})" if entry.note else "")
         )
     return 0
 
@@ -221,7 +222,8 @@ def run_fit_command(options) -> int:
             seconds=options.seconds,
         )
     print(
-        f"{report['data']}{' (' + report['note'] + ')' if report['note'] else ''}: {report['particles']} particles, {report['seconds']:.1f} s"
+        f"{report['data']}{' (' + report['note'] + ')' if report['note'] else ''}: "
+        f"{report['particles']} particles, {report['seconds']:.1f} s"
     )
     for name, value in report["metrics"].items():
         print(f"  {name:18} {value:.5g}")

@@ -84,7 +84,7 @@ def look_at_kernel(kernel: Kernel, x: jax.Array, y: jax.Array, value: Callable =
 def check_kernel(
     kernel: Kernel,
     points=None,  # (n, d) to try it on, four at least; twelve normal draws in two dimensions if None
-    value: Callable = pair_value,  # kernel, x, y -> what a pair should give, by another route; the kernel's own value if not given
+    value: Callable = pair_value,  # kernel, x, y -> what a pair should give, by another route if there is one
 ):
     "Stop with a sentence unless the kernel keeps its contract, in both precisions."
     demand_pytree(kernel)
@@ -139,7 +139,8 @@ def check_gram(kernel: Kernel, gram: np.ndarray, tolerance: float):
         kernel,
         share >= -5 * tolerance,
         "it is not positive semidefinite: the smallest eigenvalue of a Gram matrix is "
-        f"{eigenvalues[0]:.3g}, the largest {eigenvalues[-1]:.3g}. MMD² could be negative, and no weights would be the best",
+        f"{eigenvalues[0]:.3g}, the largest {eigenvalues[-1]:.3g}. MMD² could be negative, "
+        "and no weights would be the best",
     )
 
 
@@ -356,7 +357,8 @@ def check_values(oracle: Oracle, problem: Problem, answer: Proposal):
     demand(
         oracle,
         np.isnan(answer.best_known) or answer.best_known <= np.min(answer.values) + 1e-5 * unit,
-        f"`best_known` is the smallest value seen anywhere, and {float(answer.best_known):.4g} is larger than what it reports, {np.asarray(answer.values)}",
+        f"`best_known` is the smallest value seen anywhere, and {float(answer.best_known):.4g} is larger than what "
+        f"it reports, {np.asarray(answer.values)}",
     )
 
 # %% ../nbs/library/85_contracts.ipynb #d0440b3c
@@ -447,6 +449,7 @@ def check_claims(rule: StepRule, system: System, weights: jax.Array, tolerance: 
             rule,
             other,
             weights,
-            "it says that it does not remember the old weights (`remembers = False`), but other ones give other weights",
+            "it says that it does not remember the old weights (`remembers = False`), "
+            "but other ones give other weights",
             10 * tolerance,
         )

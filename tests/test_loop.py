@@ -82,7 +82,7 @@ def test_a_full_state_stays_as_it_is():
 
 
 def test_the_duality_gap_is_a_certificate(x64):
-    "With an oracle that is exact up to a fine mesh, the gap before a step is no smaller than the MMD^2 there: p itself is among the atoms' mixtures."
+    "With an oracle that is exact up to a fine mesh, the gap before a step is no smaller than the MMD^2 there."
     target = eleven_gaussians()
     loop = frank_wolfe(
         RBF(0.5),
@@ -276,7 +276,7 @@ def test_refinement_with_weights_that_are_kept():
 
 
 def test_adding_200_particles_compiles_the_step_twice():
-    "Capacities 128 and 256: the arrays double, so 200 more particles need ceil(log2(201 / 128)) + 1 = 2 <= log2(200) compilations."
+    "The arrays double from 128 to 256, so 200 more particles need ceil(log2(201 / 128)) + 1 = 2 compilations."
     target = eleven_gaussians()
     embedding = exact_embedding(RBF(0.5), target)
     oracle = GradientOracle(
@@ -312,7 +312,7 @@ class Counted:
 
     Each log density, each score and each Hessian-vector product is one: custom derivative rules put a callback beside
     each of the three, and a callback under `vmap` runs once for each row. A value that `value_and_grad` takes
-    along with the score is not seen, so where the library counts both (the search for the mode) its count is an upper bound.
+    along with the score is not seen, so where the library counts both (the search for the mode) it counts more.
     """
 
     def __init__(self, f):

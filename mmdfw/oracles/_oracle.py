@@ -126,7 +126,8 @@ def look(objective: Callable, problem: Problem, points: jax.Array) -> tuple:  # 
         return values, values
     if not problem.embedding.has_values:
         raise ValueError(
-            f"{getattr(objective, '__name__', objective)} needs values of mu_p, and {type(problem.embedding).__name__} estimates its slopes: use lmo_value"
+            f"{getattr(objective, '__name__', objective)} needs values of mu_p, and "
+            f"{type(problem.embedding).__name__} estimates its slopes: use lmo_value"
         )
     return objective(problem, points), values
 
@@ -333,7 +334,8 @@ class GradientOracle(Oracle):
         check_objective(self.objective)
         if self.particles_per_step > 1 and self.objective is not lmo_value:
             raise ValueError(
-                f"objectives other than lmo_value choose one point at a time, got particles_per_step {self.particles_per_step}"
+                "objectives other than lmo_value choose one point at a time, "
+                f"got particles_per_step {self.particles_per_step}"
             )
 
     def __call__(self, key, problem):
