@@ -5,9 +5,8 @@
 # %% auto #0
 __all__ = ['jitted_probes', 'WRITTEN_IN_NUMPY', 'Layout', 'layout_of_form', 'layout_of', 'ravel', 'flatten_particles',
            'check_floating', 'write_out', 'identity_of', 'Operations', 'Density', 'NoDensity', 'Given', 'Program',
-           'traced', 'as_pytree_function', 'same_function', 'Target', 'Score', 'Estimate', 'log_densities',
-           'values_and_scores', 'as_target', 'check_position', 'as_density', 'check_takes', 'check_result', 'check_key',
-           'check_start']
+           'traced', 'as_pytree_function', 'same_function', 'Target', 'Score', 'log_densities', 'values_and_scores',
+           'as_target', 'check_position', 'as_density', 'check_takes', 'check_result', 'check_key', 'check_start']
 
 # %% ../nbs/core/03_target.ipynb #0ae790e9
 import inspect, os
@@ -338,16 +337,6 @@ class Score:
 
     def __call__(self, u):  # (d,) -> (d,)
         return self.target.score(u)
-
-
-@pytree_dataclass
-class Estimate:
-    "A target's log density on minibatches, as a function of a vector and a key."
-
-    target: Target
-
-    def __call__(self, u, key):  # -> scalar
-        return self.target.estimate(u, key)
 
 
 _jitted_logs = jax.jit(lambda target, x: jax.lax.map(target, x, batch_size=1024))

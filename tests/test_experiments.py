@@ -20,7 +20,6 @@ from mmdfw.experiments._networks import GOALS
 from mmdfw.experiments._race import SVGD, Race, UNIT_ADAM, prior_particles
 from mmdfw.models._bnn import mlp
 from mmdfw.samplers._svgd import svgd
-from mmdfw._target import Estimate
 
 RESULTS = Path(__file__).parents[1] / "results"
 ALL = experiments()
@@ -214,7 +213,7 @@ def test_the_rival_is_the_librarys_svgd():
     target = race.target()
     positions = prior_particles(start_key, race.model, 5)
     slow = optax.chain(UNIT_ADAM, optax.scale(0.01))
-    first = svgd(Estimate(target), positions, 20, slow, key=jax.random.fold_in(walk_key, 0))
+    first = svgd(target, positions, 20, slow, key=jax.random.fold_in(walk_key, 0))
     scores = race.look(target.layout.unravel_all(first.positions), np.full(5, 0.2, np.float32))
     assert curve["scores"] == [100, 200] and curve["rmse"][0] == pytest.approx(float(scores["rmse"]), rel=1e-4)
     assert curve["rmse"][1] != curve["rmse"][0]

@@ -13,7 +13,7 @@ from mmdfw.cli import main
 from mmdfw.data._split import split
 from mmdfw.data._table import as_table
 from mmdfw.models import Logistic, Model, Task, bnn, mlp, posterior
-from mmdfw.models._model import check_data, minibatches, stack_batches
+from mmdfw.models._model import check_data, stack_batches
 
 KEY = jax.random.key(0)
 X = np.random.default_rng(0).normal(size=(40, 2))
@@ -32,7 +32,6 @@ DOORS = {
     "posterior": lambda y: posterior(Logistic(2), X, y),
     "posterior_across": lambda y: mmdfw.posterior_across(Logistic(2), X, y),
     "as_target": lambda y: as_target(Logistic(2), X, y),
-    "minibatches": lambda y: minibatches(Logistic(2), X, y),
     "batches": lambda y: stack_batches(iter([(X, y)]), 1, Logistic(2)),
     "fit_model on batches": lambda y: mmdfw.fit_model(
         KEY, Logistic(2), batches=iter([(X[:10], y[:10])] * 1000), num_rows=40, **SHORT

@@ -28,23 +28,21 @@ from ..kernels._kernel import IMQ, RBF
 from ..kernels._lengthscale import median_lengthscale
 from ..kernels._stein_kernel import Stein
 from ..models._logistic import Logistic
-from ..models._model import minibatches, posterior
+from ..models._model import Posterior, posterior
 from ..oracles._oracle import GradientOracle, NearParticles
 from ..plots import colors
 from ..samplers._chains import nuts, sgld
 from ..oracles._search import greedy_value
 from ..steps._step import ConstantStep
 from ..samplers._svgd import svgd
-from .._target import layout_of, ravel
+from .._target import Score, as_target, ravel
 
 # %% ../../nbs/experiments/04_bench_logistic.ipynb #99d1cb52
 class Case(NamedTuple):
     "A posterior, and what judges it."
 
-    target: Callable  # params -> log density
-    flat: Callable  # (d,) -> log density
+    target: Posterior  # its minibatches have 100 rows
     score: Callable  # (d,) -> (d,)
-    minibatch: Callable  # params, key -> estimate
     start: Any  # a draw from the prior
     starts: jax.Array  # (n, d): more of them
     judge: Any  # ReferenceEmbedding
@@ -65,13 +63,10 @@ def make_case(key: jax.Array, table: Table, num_rows: int, seed: int, num_partic
     model, x, y = posterior_of(table, num_rows, seed)
     prior = jax.vmap(model.sample_prior)(jax.random.split(start_key, num_particles))
     start = jax.tree.map(jnp.zeros_like, jax.eval_shape(model.sample_prior, start_key))
-    target = posterior(model, x, y, len(y))
+    target = posterior(model, x, y, len(y), batch_size=min(100, len(y)))
     draws = nuts(judge_key, target, start, judge_draws, num_warmup=min(1000, judge_draws), progress=False).positions
     judge = reference_embedding(RBF(median_lengthscale(draws, divide_by_log=False)), draws)
-    layout = layout_of(start)
-    flat = lambda u: target(layout.unravel(u))
-    estimate = minibatches(model, x, y, min(100, len(y)))
-    return Case(target, flat, jax.grad(flat), estimate, start, jax.vmap(ravel)(prior), judge)
+    return Case(target, Score(as_target(target)), start, jax.vmap(ravel)(prior), judge)
 
 
 def judged(case: Case, positions, weights=None) -> float:
@@ -136,15 +131,15 @@ adam = lru_cache(optax.adam)  # one object for each rate, so that runs share com
 
 def by_svgd(case: Case, effort: float, rate: float, bandwidth: str, part: float = 1.0) -> tuple:
     "SVGD from the prior, on all rows; `part` of the whole run."
-    result = svgd(case.flat, case.starts, max(20, int(2000 * effort * part)), adam(rate), bandwidth)
+    result = svgd(case.target, case.starts, max(20, int(2000 * effort * part)), adam(rate), bandwidth)
     return result.positions, None, result.evaluations
 
 
 def by_sgld(key: jax.Array, case: Case, num: int, effort: float, step_size: float) -> tuple:
     "Evenly spaced draws of four chains; a minibatch's score counts for its part of the rows."
     steps = max(200, int(20_000 * effort))
-    draws = sgld(key, case.minibatch, case.start, step_size, steps // 10, num_warmup=steps // 4, thin=10)
-    share = case.minibatch.batch_size / len(case.minibatch.y)
+    draws = sgld(key, case.target, case.start, step_size, steps // 10, num_warmup=steps // 4, thin=10)
+    share = case.target.batch_size / case.target.num_rows
     return evenly(draws.positions, num), None, int(draws.evaluations * share)
 
 # %% ../../nbs/experiments/04_bench_logistic.ipynb #d2bad9e6
@@ -153,7 +148,7 @@ class Outcome(NamedTuple):
 
     mmd2: float
     seconds: float
-    target_evaluations: int  # scores on all rows; log densities too where the method counts them
+    target_evaluations: int  # log densities and scores on all rows; a minibatch's score by its part of the rows
 
 
 def timed_outcome(case: Case, run: Callable) -> Outcome:
@@ -190,7 +185,7 @@ class OnPosterior(Part):
                 "ignore"
             )  # a cloud that fails says so, and so do short chains: here they are measured
             found = self.outcome(trial.key(self.number), case, effort)
-        return found._asdict() | {"dimension": case.starts.shape[1], "rows": len(case.minibatch.y)}
+        return found._asdict() | {"dimension": case.starts.shape[1], "rows": case.target.num_rows}
 
     @abstractmethod
     def outcome(self, key: jax.Array, case: Case, effort: float) -> Outcome:

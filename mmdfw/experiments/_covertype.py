@@ -18,7 +18,7 @@ from ..kernels._fourier import random_fourier
 from ..kernels._kernel import RBF
 from ..models._logistic import Logistic
 from ._bench_logistic import Case, by_stein_points, by_svgd, evenly, judged, make_case, short_run
-from ..models._model import minibatches, posterior
+from ..models._model import posterior
 from ..plots import colors
 from ..steps._quadrature import Quadrature
 from ..samplers._chains import sgld
@@ -59,8 +59,8 @@ class SGLDChain(Method):
         num = self.num_draws
         shapes = jax.eval_shape(race.model.sample_prior, key)
         start = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-        estimate = minibatches(race.model, race.data.x, race.data.y, race.batch_size)
-        run = lambda: sgld(key, estimate, start, step_size, num, 1, 0, self.thin, spread=0.01)
+        target = race.target()
+        run = lambda: sgld(key, target, start, step_size, num, 1, 0, self.thin, spread=0.01)
         run()  # compiles
         draws, seconds = timed(run)
         particles = layout_of(start).unravel_all(draws.positions)

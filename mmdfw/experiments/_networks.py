@@ -41,7 +41,7 @@ from ._bench_regression import NETWORKS, USUAL_NETWORK
 from ..samplers._chains import nuts
 from ..steps._step import ConstantStep, LineSearch
 from ..samplers._svgd import svgd
-from .._target import Estimate, layout_of
+from .._target import layout_of
 
 # %% ../../nbs/experiments/50_networks.ipynb #21e3f733
 class Goal(NamedTuple):
@@ -180,12 +180,12 @@ def network_sets(growth_key, svgd_keys, race: Race, sizes: tuple, judge: Callabl
     steps = dict(first_steps=num_steps, later_steps=max(num_steps // 5, 1), batch_size=batch_size)
     grown = fit_model(growth_key, race.model, x, y, num_particles=max(sizes), progress=False, **steps).positions
     falling = optax.adam(optax.cosine_decay_schedule(0.01, num_steps))
-    estimate = Estimate(replace(race, batch_size=batch_size).target())
+    target = replace(race, batch_size=batch_size).target()
     found = {}
     for key, n in zip(svgd_keys, sizes):
         start_key, walk_key = jax.random.split(key)
         starts = prior_particles(start_key, race.model, n)
-        found[str(n)] = judge(svgd(estimate, starts, num_steps, falling, key=walk_key).positions)
+        found[str(n)] = judge(svgd(target, starts, num_steps, falling, key=walk_key).positions)
     return {"growth": {str(n): judge(grown[:n]) for n in sizes}, "svgd": found}
 
 

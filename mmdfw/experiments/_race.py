@@ -26,7 +26,7 @@ from .._fit_model import ModelFit, fit_model
 from .._runs import make_monitor
 from ..samplers._svgd import begin_svgd, jitted_advance
 from ..steps._step import ConstantStep, DecayEarly
-from .._target import Estimate, Target, as_target, ravel
+from .._target import Target, as_target, ravel
 
 # %% ../../nbs/experiments/02_race.ipynb #6ad7cb70
 LOOKS = 40  # at held-out scores, in the time of a race
@@ -270,7 +270,7 @@ class SVGD(Method):
         def advance(state, i, taken, total):
             rates = jnp.asarray(rates_for(self.schedule, self.rate, taken, total, race.piece), target.dtype)
             piece_key = jax.random.fold_in(walk_key, i)
-            return jitted_advance(Estimate(target), state, race.piece, UNIT_ADAM, "median", piece_key, None, rates)
+            return jitted_advance(target, state, race.piece, UNIT_ADAM, "median", piece_key, None, rates)
 
         start = begin_svgd(prior_particles(start_key, race.model, race.num_particles), UNIT_ADAM)
         return run_pieces(race, target, start, advance, num_steps)
@@ -287,16 +287,15 @@ class BlackJAXRun(NamedTuple):
         return self.inner.particles
 
 
-def blackjax_svgd(estimate: Estimate, rates: jax.Array, taken: int) -> SamplingAlgorithm:
+def blackjax_svgd(target: Target, rates: jax.Array, taken: int) -> SamplingAlgorithm:
     "BlackJAX's algorithm on minibatches; `rates` are those of the steps after the first `taken`."
-    score = jax.grad(lambda u, key: estimate(u, key))
-    return blackjax.svgd(score, optax.adam(lambda step: rates[step - taken]))
+    return blackjax.svgd(jax.grad(target.estimate), optax.adam(lambda step: rates[step - taken]))
 
 
 @jax.jit
-def jitted_blackjax(estimate: Estimate, keys: jax.Array, state: BlackJAXRun, rates: jax.Array, taken) -> BlackJAXRun:
+def jitted_blackjax(target: Target, keys: jax.Array, state: BlackJAXRun, rates: jax.Array, taken) -> BlackJAXRun:
     "One piece of steps, a key for each."
-    algorithm = blackjax_svgd(estimate, rates, taken)
+    algorithm = blackjax_svgd(target, rates, taken)
     return BlackJAXRun(jax.lax.scan(lambda s, key: (algorithm.step(s, key=key), None), state.inner, keys)[0])
 
 
@@ -316,15 +315,14 @@ class BlackJAX(Method):
         "The curve of so many steps, or of those that the budget allows."
         start_key, walk_key = jax.random.split(key)
         target = race.target()
-        estimate = Estimate(target)
 
         def advance(state, i, taken, total):
             rates = jnp.asarray(rates_for("cosine", self.rate, taken, total, race.piece), target.dtype)
             keys = jax.random.split(jax.random.fold_in(walk_key, i), race.piece)
-            return jitted_blackjax(estimate, keys, state, rates, taken)
+            return jitted_blackjax(target, keys, state, rates, taken)
 
         positions = prior_particles(start_key, race.model, race.num_particles)
-        begin = blackjax_svgd(estimate, jnp.ones(1), 0).init
+        begin = blackjax_svgd(target, jnp.ones(1), 0).init
         start = BlackJAXRun(begin(positions, {"length_scale": jnp.ones((), target.dtype)}))
         return run_pieces(race, target, start, advance, num_steps)
 

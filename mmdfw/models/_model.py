@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Model', 'minibatch_logdensity', 'row_likelihoods', 'Posterior', 'posterior', 'check_model', 'draw_rows',
-           'MinibatchEstimate', 'minibatches', 'BatchesEnded', 'Stack', 'stack_batches', 'spread']
+           'BatchesEnded', 'Stack', 'stack_batches', 'spread']
 
 # %% ../../nbs/library/70_model.ipynb #acd236c7
 from abc import ABC, abstractmethod
@@ -221,31 +221,6 @@ def draw_rows(
 ) -> Int[Array, "..."]:
     "Row numbers drawn uniformly, with replacement: each batch of them is unbiased."
     return jax.random.randint(key, shape, 0, num_rows)
-
-# %% ../../nbs/library/70_model.ipynb #fcbf4b7a
-@pytree_dataclass
-class MinibatchEstimate:
-    "An unbiased estimate of a model's log posterior, on rows that the key draws."
-
-    model: Model = static()
-    x: Any  # (R, d)
-    y: Any  # (R,)
-    batch_size: int = static(100)
-
-    def __call__(self, params, key):
-        rows = draw_rows(key, len(self.y), (self.batch_size,))
-        return minibatch_logdensity(self.model, params, self.x[rows], self.y[rows], len(self.y))
-
-
-def minibatches(
-    model: Model,
-    x,  # (rows, d)
-    y,  # (rows,)
-    batch_size: int = 100,  # rows drawn at each step, with replacement
-) -> MinibatchEstimate:  # params, key -> scalar
-    "A log posterior on minibatches, for `svgd` and `sgld` with a key."
-    x, y = map(jnp.asarray, check_data(x, y, model))
-    return MinibatchEstimate(model, x, y, check_count("batch_size", batch_size))
 
 # %% ../../nbs/library/70_model.ipynb #6b72a6ee
 @as_target.register
