@@ -17,8 +17,8 @@ from ._checks import check_points, check_positive, pytree_dataclass
 # %% ../nbs/theory/05_mixture.ipynb #fd2575bf
 def log_normal(
     x: Float[Array, " d"],
-    mean: Float[Array, " d"],
-    root: Float[Array, "d d"],  # lower Cholesky factor of the covariance
+    mean: Float[Array | np.ndarray, " d"],
+    root: Float[Array | np.ndarray, "d d"],  # lower Cholesky factor of the covariance
 ) -> Float[Array, ""]:
     "Log density of a normal distribution."
     z = solve_triangular(root, x - mean, lower=True)
@@ -29,9 +29,9 @@ def log_normal(
 class GaussianMixture:
     "A mixture of k normal distributions in d dimensions."
 
-    weights: Float[Array, " k"]  # positive, summing to one
-    means: Float[Array, "k d"]
-    roots: Float[Array, "k d d"]  # lower Cholesky factors of the covariances
+    weights: Float[Array | np.ndarray, " k"]  # positive, summing to one
+    means: Float[Array | np.ndarray, "k d"]
+    roots: Float[Array | np.ndarray, "k d d"]  # lower Cholesky factors of the covariances
 
     @jax.jit  # else each operation is compiled by itself
     def logdensity(self, x: Float[Array, " d"]) -> Float[Array, ""]:

@@ -8,6 +8,7 @@ __all__ = ['jitted_mmd2', 'mmd2', 'mmd2_of_sets', 'witness', 'ksd2']
 # %% ../nbs/theory/20_mmd.ipynb #33328cb1
 from typing import Any
 import jax, jax.numpy as jnp
+from jax.core import Tracer
 from jaxtyping import Array, Float
 from ._checks import check_count, check_points, check_weights
 from .kernels._kernel import Kernel
@@ -50,9 +51,9 @@ def check_set(
 ) -> tuple[Float[Array, "n d"], Float[Array, " n"]]:  # of the same dtype
     "A weighted set, finite and of matching shapes; while JAX traces, the shapes alone are looked at."
     with jax.ensure_compile_time_eval():  # known values stay known inside jit
-        if not isinstance(points, jax.core.Tracer):
+        if not isinstance(points, Tracer):
             points = check_points(name, points)
-        if not isinstance(weights, jax.core.Tracer):
+        if not isinstance(weights, Tracer):
             weights = check_weights(weights_name, weights, len(points))
     if points.ndim != 2:
         raise ValueError(f"{name} must be an (n, d) array, got shape {points.shape}")

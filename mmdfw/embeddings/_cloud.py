@@ -6,7 +6,7 @@
 __all__ = ['find_mode', 'Cloud', 'importance_cloud', 'cloud_around']
 
 # %% ../../nbs/theory/22_cloud.ipynb #ceccfbc8
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -149,7 +149,7 @@ def climb(
     def body(carry):
         at, state, used, steps, _ = carry
         updates, state = optimizer.update(at.slope, state, at.position, value=at.loss, grad=at.slope, value_fn=loss)
-        search = state[-1]  # the line search has already been to the new place
+        search = cast(Any, state)[-1]  # the line search has already been to the new place
         new = Place(at.position + updates, search.value, search.grad)
         better = (new.loss < at.loss) & jnp.all(jnp.isfinite(new.slope))
         at = jax.tree.map(lambda a, b: jnp.where(better, a, b), new, at)
@@ -254,8 +254,8 @@ def weigh_rounds(rounds: list[Round]) -> Float[np.ndarray, " m"]:  # summing to 
             "is the start inside the support?"
         )
     shares = np.array([len(r.points) for r in rounds]) / len(points)
-    each = np.stack([logsumexp(component_logs(r.proposal, points), axis=1) for r in rounds])
-    return importance_weights(logs, logsumexp(each + np.log(shares)[:, None], axis=0))
+    each = np.stack([np.asarray(logsumexp(component_logs(r.proposal, points), axis=1)) for r in rounds])
+    return importance_weights(logs, np.asarray(logsumexp(each + np.log(shares)[:, None], axis=0)))
 
 # %% ../../nbs/theory/22_cloud.ipynb #0aa0a16c
 def adapted_proposal(

@@ -118,7 +118,8 @@ def rbf_double_integral(kernel: RBF, mixture: GaussianMixture) -> Float[Array, "
 
     row = lambda mean, root: jax.vmap(pair, (None, None, 0, 0))(mean, root, mixture.means, mixture.roots)
     volume = rbf_log_volume(kernel.lengthscale, mixture.means.shape[1])
-    return mixture.weights @ jnp.exp(jax.vmap(row)(smooth.means, smooth.roots) + volume) @ mixture.weights
+    weights = jnp.asarray(mixture.weights)
+    return weights @ jnp.exp(jax.vmap(row)(smooth.means, smooth.roots) + volume) @ weights
 
 
 def draw_pool(embedding: Embedding, mixture: GaussianMixture, key: jax.Array, num: int) -> Pool:
@@ -148,10 +149,10 @@ class ExactRBF(Embedding):
         return jitted_draw_pool(self, self.mixture, key, num)
 
 
-def rbf_closed_mean(kernel: RBF, mixture: GaussianMixture) -> ExactRBF:
+def rbf_closed_mean(self: RBF, mixture: GaussianMixture) -> ExactRBF:
     "The embedding of a Gaussian mixture under the RBF kernel."
-    double_integral = rbf_double_integral(kernel, mixture)
-    return ExactRBF(kernel, mixture, smoothed(mixture, kernel.lengthscale), double_integral)
+    double_integral = rbf_double_integral(self, mixture)
+    return ExactRBF(self, mixture, smoothed(mixture, self.lengthscale), double_integral)
 
 
 RBF.closed_mean = rbf_closed_mean
@@ -184,10 +185,10 @@ class FeatureEmbedding(Embedding):
         return jitted_draw_pool(self, self.mixture, key, num)
 
 
-def fourier_closed_mean(kernel: RandomFourier, mixture: GaussianMixture) -> FeatureEmbedding:
+def fourier_closed_mean(self: RandomFourier, mixture: GaussianMixture) -> FeatureEmbedding:
     "The embedding of a Gaussian mixture under random Fourier features."
-    features = characteristic_features(kernel, mixture)
-    return FeatureEmbedding(kernel, features, mixture, features @ features)
+    features = characteristic_features(self, mixture)
+    return FeatureEmbedding(self, features, mixture, features @ features)
 
 
 RandomFourier.closed_mean = fourier_closed_mean
@@ -350,18 +351,18 @@ class ParticleEmbedding(Embedding):
     def settled(self, kernel):
         return replace(self, kernel=kernel)
 
-    def mean(self, points, particles):
+    def mean(self, points, particles: Particles):
         return kernel_mean(self.kernel, self.kernel.features(points), particles.features, uniform_weights(particles))
 
-    def mean_gradient(self, points, particles):
+    def mean_gradient(self, points, particles: Particles):
         return particle_gradient(self, points, particles)
 
     def anchors(self, particles):
-        nobody = jax.tree.map(lambda leaf: leaf[:0], (particles.features, particles.weights))
+        features, weights = jax.tree.map(lambda leaf: leaf[:0], (particles.features, particles.weights))
         if self.own_term == "alone":
-            return Anchors(*nobody)
+            return Anchors(features, weights)
         share = jnp.where(particles.used, 1.0 / (particles.count + (self.own_term == "included")), 0.0)
-        return Anchors(*nobody, particles.score * share.astype(particles.score.dtype)[:, None])
+        return Anchors(features, weights, particles.score * share.astype(particles.score.dtype)[:, None])
 
     def own_factor(self, sums, peaks, count):  # (m,), (m,), scalar -> (m,)
         "What a candidate's own score is multiplied by, given the sums of its kernels with the particles."

@@ -57,7 +57,8 @@ def climb_bound(
         noise = jnp.concatenate([half, -half])
         logs, scores = look(mean + noise @ factor.T)
         uphill = path_gradients(scores @ factor, noise)
-        (shift, shape), state = optimizer.update(jax.tree.map(jnp.negative, uphill), state)
+        updates, state = optimizer.update(jax.tree.map(jnp.negative, uphill), state)
+        shift, shape = jax.tree.leaves(updates)
         entropy = jnp.sum(jnp.log(jnp.diagonal(factor))) + 0.5 * d * (1 + jnp.log(2 * jnp.pi))
         bound = jnp.mean(logs, where=jnp.isfinite(logs)) + entropy
         return (mean + factor @ shift, factor @ factor_of(shape), state), bound

@@ -12,6 +12,7 @@ from typing import Any, Callable
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 from jaxtyping import Array, Float
 
 from .._checks import check_positive, pytree_dataclass
@@ -178,7 +179,7 @@ class RBF(Radial):
 # %% ../../nbs/theory/10_kernel.ipynb #631117cd
 def check_exponent(beta: float) -> None:
     "IMQ kernels take beta in (-1, 0); the paper's +0.5 is not positive definite."
-    if isinstance(beta, jax.core.Tracer) or -1 < beta < 0:
+    if isinstance(beta, Tracer) or -1 < beta < 0:
         return
     raise ValueError(
         f"beta must lie in (-1, 0), got {beta!r}: a positive exponent gives no positive definite kernel "
