@@ -358,13 +358,13 @@ class Watch:
     checkpoint: Callable | None = None  # called with parts and state after every step
     records: list = field(default_factory=list)  # of Record; those of an earlier run may stand there already
 
-    def begin(self, until: Until, state: State):
-        "Start the clock and the bar."
+    def begin(self, until: Until, count: int = 0):
+        "Start the clock and the bar, with so many particles there."
         last = self.records[-1] if self.records else Record(0.0, 0, 0, {})
         self.seconds, self.steps, self.asked, self.began = last.seconds, last.steps, last.seconds, last.seconds
         self.bar = tqdm(
             total=until.particles,
-            initial=int(state.particles.count),
+            initial=count,
             disable=not self.progress,
             desc="growing",
             bar_format=OPEN_BAR if until.particles is None else BAR,
@@ -467,7 +467,7 @@ def grow(
     "Add particles until it is time to stop, or the oracle fails, or the user interrupts; what there is is kept."
     check_parts(parts)
     watch, infos, interrupted = watch or Watch(), [], False
-    watch.begin(until, state)
+    watch.begin(until, int(state.particles.count))
     try:
         while not until.reached(state, infos[-1] if infos else None, watch.spent):
             parts, state, info = _grow_once(key, parts, state, until, watch, feed)

@@ -4,21 +4,19 @@
 
 # %% auto #0
 __all__ = ['BYTES', 'make_mesh', 'first_axis', 'check_shares', 'shard_rows', 'ShardedStarts', 'Cost', 'program_cost', 'Blocks',
-           'cut', 'join', 'run_workers', 'Others', 'meet', 'all_coordinates', 'my_block', 'Anchors', 'anchors_of',
-           'Mine', 'block_slope', 'own_slope', 'BlockOracle', 'block_walk', 'walk_block', 'BlockBatchOracle',
-           'block_advance', 'advance_block', 'RowsBatchOracle', 'divide_work']
+           'BlockOracle', 'BlockBatchOracle', 'RowsBatchOracle', 'divide_work']
 
 # %% ../../nbs/library/76_blocks.ipynb #62a00004
 import re
 from dataclasses import dataclass, fields
+from functools import singledispatch
 from typing import Any, Callable, NamedTuple
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from .._checks import check_count, pytree_dataclass, static
-from ..embeddings._embedding import ParticleEmbedding, ReferenceEmbedding
-from ._batches import BatchOracle, Flock, check_batch_oracle, move
-from ..kernels._kernel import RBF, squared_distances
-from ..models._model import draw_rows, minibatch_logdensity
+from .._saved import saveable
+from ..kernels._kernel import squared_distances
+from ._batches import BatchOracle, Flock, check_batch_oracle, moved, rbf_values
 from ._oracle import GradientOracle, Oracle, Problem, Starts, choose, lmo_value
 
 # %% ../../nbs/library/76_blocks.ipynb #62b00002
@@ -68,7 +66,7 @@ def shard_rows(
 # %% ../../nbs/library/76_blocks.ipynb #62b00010
 @pytree_dataclass
 class ShardedStarts(Starts):
-    "The same starts, divided: each device walks from its share of them."
+    "Starts divided among devices: each walks from its share of them."
 
     starts: Starts
     mesh: Mesh = static()
@@ -104,14 +102,13 @@ def program_cost(function: Callable, *arguments: Any) -> Cost:
     return Cost(compiled.cost_analysis()["flops"], len(found), sum(size(*part) for part in shapes))
 
 # %% ../../nbs/library/76_blocks.ipynb #62c00002
+@saveable
 @dataclass(frozen=True)
 class Blocks:
     "How coordinates are divided among workers, and how often these meet."
 
     num: int = 2  # workers
-    sync_every: int = (
-        1  # steps between two meetings: 1 changes nothing but who does what, the whole call is the paper's
-    )
+    sync_every: int = 1  # steps between two meetings: 1 is plain descent, the whole call is the paper's
     mesh: Mesh = None  # one device for each worker; None keeps all workers on one device
 
     def __post_init__(self):
@@ -122,13 +119,14 @@ class Blocks:
 
     @property
     def axis(self):
+        "The name by which workers send."
         return "blocks" if self.mesh is None else self.mesh.axis_names[0]
 
 # %% ../../nbs/library/76_blocks.ipynb #62c00004
-def cut(array: jax.Array, num: int) -> jax.Array:  # (..., d) -> (num, ..., d_b)
+def cut(array: jax.Array, num: int, fill: float = 0.0) -> jax.Array:  # (..., d) -> (num, ..., d_b)
     "The last axis in `num` equal blocks, filled up with zeros."
     extra = -array.shape[-1] % num
-    padded = jnp.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, extra)])
+    padded = jnp.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, extra)], constant_values=fill)
     return jnp.moveaxis(padded.reshape(*array.shape[:-1], num, (array.shape[-1] + extra) // num), -2, 0)
 
 
@@ -179,8 +177,8 @@ def my_block(blocks: Blocks, array: jax.Array) -> jax.Array:  # (..., d) -> (...
     return cut(array, blocks.num)[jax.lax.axis_index(blocks.axis)]
 
 # %% ../../nbs/library/76_blocks.ipynb #62c00011
-class Anchors(NamedTuple):
-    "What the slope is a sum over."
+class Terms(NamedTuple):
+    "What the slope of the objective is a sum over: particles, and points of the embedding."
 
     features: jax.Array  # (m, d): z / h
     pulls: Any  # (m, d), or None
@@ -188,30 +186,22 @@ class Anchors(NamedTuple):
     used: jax.Array  # (m,): 1 for particles in use
 
 
-def anchors_of(problem: Problem) -> Anchors:
-    "Particles and reference points, or particles and their scores."
-    particles, embedding = problem.particles, problem.embedding
-    if not isinstance(problem.kernel, RBF):
+def terms_of(problem: Problem) -> Terms:
+    "The slope of the objective as a sum over anchors; refused where it is none, or the kernel is no product."
+    if not problem.kernel.product:
         raise ValueError(
             f"blocks need a kernel that is a product over coordinates, RBF, got {type(problem.kernel).__name__}"
         )
-    used = (jnp.arange(len(particles.weights)) < particles.count).astype(particles.weights.dtype)
-    if isinstance(embedding, ReferenceEmbedding):
-        features, weights = (
-            jnp.concatenate([particles.features, embedding.features]),
-            jnp.concatenate([particles.weights, -embedding.weights]),
-        )
-        return Anchors(features, None, weights, jnp.concatenate([used, jnp.zeros_like(embedding.weights)]))
-    if not isinstance(embedding, ParticleEmbedding):
-        raise ValueError(
-            f"the slope of {type(embedding).__name__} is no sum over points: blocks need a reference set or the particles"
-        )
-    share = used / (particles.count + (embedding.own_term != "left out"))
-    return Anchors(
-        particles.features,
-        None if embedding.own_term == "alone" else particles.score * share[:, None],
-        particles.weights,
-        used,
+    particles = problem.particles
+    more = problem.embedding.anchors(particles)
+    join_rows = lambda *arrays: jnp.concatenate(arrays)
+    pulls = None if more.pulls is None else join_rows(more.pulls, jnp.zeros_like(more.features))
+    used = particles.used.astype(particles.weights.dtype)
+    return Terms(
+        join_rows(particles.features, more.features),
+        pulls,
+        join_rows(particles.weights, -more.weights),
+        join_rows(used, jnp.zeros_like(more.weights)),
     )
 
 # %% ../../nbs/library/76_blocks.ipynb #62c00012
@@ -227,70 +217,26 @@ class Mine(NamedTuple):
 
 def block_slope(mine: Mine, weights: jax.Array, x: jax.Array, gram: jax.Array) -> jax.Array:  # (S, d_b)
     "The slope in one block, from kernels with anchors over all coordinates."
-    product, pulled = lambda a, b: jnp.matmul(a, b, precision="highest"), gram * weights
+    product = lambda a, b: jnp.matmul(a, b, precision="highest")
+    pulled = gram * weights
     slope = (product(pulled, mine.features) - jnp.sum(pulled, 1, keepdims=True) * x * mine.ratio) * mine.ratio
     return slope if mine.pulls is None else slope - product(gram, mine.pulls) * mine.unit
 
-
-def own_slope(
-    embedding: ParticleEmbedding, score: jax.Array, gram: jax.Array, used: jax.Array
-) -> jax.Array:  # (S, d_b)
-    "The candidate's own term, as in `particle_gradient`."
-    share = 1.0 if embedding.own_term == "included" else (gram @ used + 1)[:, None]
-    return share * score / (jnp.sum(used) + 1)
-
-# %% ../../nbs/library/76_blocks.ipynb #62c00014
-@pytree_dataclass
-class BlockOracle(Oracle):
-    "PBC-MMD-FW: a gradient oracle whose coordinates are divided among workers."
-
-    oracle: GradientOracle
-    blocks: Blocks = static(Blocks())
-
-    def __post_init__(self):
-        plain, every = self.oracle, self.blocks.sync_every
-        if plain.particles_per_step > 1 or plain.objective is not lmo_value:
-            raise ValueError(
-                f"blocks look for one point at a time by lmo_value, got particles_per_step {plain.particles_per_step} and {getattr(plain.objective, '__name__', plain.objective)}"
-            )
-        if plain.num_steps % every:
-            raise ValueError(f"num_steps must be a multiple of sync_every, got {plain.num_steps} and {every}")
-
-    def __call__(self, key, problem):
-        first = self.oracle.starts(key, problem, self.oracle.num_starts)
-        last, sound = block_walk(self, problem, first)
-        answer = choose(self.oracle, problem, jnp.concatenate([last, first])[:, None], jnp.concatenate([sound, sound]))
-        return answer._replace(
-            evaluations=answer.evaluations * (1 if problem.embedding.has_values else self.blocks.num)
-        )
-
-# %% ../../nbs/library/76_blocks.ipynb #62c00015
-def block_walk(oracle: BlockOracle, problem: Problem, first: jax.Array) -> tuple:  # (S, d) -> (S, d), (S,) bool
-    "Every worker walks in its block; they meet every so often."
-    blocks, plain, anchors, d = oracle.blocks, oracle.oracle, anchors_of(problem), first.shape[1]
-    unit, lengthscale = (
-        jnp.broadcast_to(jnp.asarray(a, first.dtype), (d,)) for a in (plain.scale, problem.kernel.lengthscale)
-    )
-    mine = Mine(first / unit, anchors.features, anchors.pulls, unit, unit / lengthscale)
-    shared = anchors._replace(features=None, pulls=None), problem.embedding, unit
-    worker = lambda mine, shared: walk_block(blocks, plain, d, mine, *shared)
-    last, sound = run_workers(blocks, worker, jax.tree.map(lambda a: cut(a, blocks.num), mine), shared)
-    return join(last, d) * unit, jnp.all(sound, 0)
-
 # %% ../../nbs/library/76_blocks.ipynb #62c00016
 def walk_block(
-    blocks: Blocks, plain: GradientOracle, d: int, mine: Mine, anchors: Anchors, embedding, unit: jax.Array
+    blocks: Blocks, plain: GradientOracle, d: int, mine: Mine, terms: Terms, embedding, unit: jax.Array
 ) -> tuple:  # -> (S, d_b), (S,)
-    "One worker's walk."
+    "One worker's walk in its own coordinates, with meetings on the way."
     distances = lambda x: squared_distances(x * mine.ratio, mine.features)
     wants_score = embedding.evaluations_per_gradient > 0
 
     def one_step(others, x, memory, sound):
         gram = jnp.exp(-0.5 * (others.r2 + distances(x)))
-        slope = block_slope(mine, anchors.weights, x, gram)
+        slope = block_slope(mine, terms.weights, x, gram)
         if wants_score:
-            score = jax.vmap(embedding.score_fn)(all_coordinates(blocks, others, x, d) * unit) * unit
-            slope = slope - own_slope(embedding, my_block(blocks, score), gram, anchors.used)
+            score = jax.vmap(embedding.score)(all_coordinates(blocks, others, x, d) * unit) * unit
+            factor = embedding.own_factor(gram @ terms.used, 1.0, jnp.sum(terms.used))
+            slope = slope - jnp.broadcast_to(factor, len(x))[:, None] * my_block(blocks, score)
         updates, memory = jax.vmap(plain.optimizer.update)(slope, memory, x)
         sound = sound & jnp.all(jnp.isfinite(slope) & jnp.isfinite(x + updates), 1)
         return jnp.where(sound[:, None], x + updates, x), memory, sound
@@ -304,6 +250,91 @@ def walk_block(
     (x, _, sound), _ = jax.lax.scan(until_next_meeting, start, length=plain.num_steps // blocks.sync_every)
     return x, sound
 
+# %% ../../nbs/library/76_blocks.ipynb #62c00015
+def block_walk(oracle: "BlockOracle", problem: Problem, first: jax.Array) -> tuple:  # (S, d) -> (S, d), (S,) bool
+    "Every worker walks in its block; they meet every so often."
+    blocks, plain, d = oracle.blocks, oracle.oracle, first.shape[1]
+    terms = terms_of(problem)
+    unit, lengthscale = (
+        jnp.broadcast_to(jnp.asarray(a, first.dtype), (d,)) for a in (plain.scale, problem.kernel.unit)
+    )
+    mine = Mine(first / unit, terms.features, terms.pulls, unit, unit / lengthscale)
+    shared = terms._replace(features=None, pulls=None), problem.embedding, unit
+    worker = lambda mine, shared: walk_block(blocks, plain, d, mine, *shared)
+    last, sound = run_workers(blocks, worker, jax.tree.map(lambda a: cut(a, blocks.num), mine), shared)
+    return join(last, d) * unit, jnp.all(sound, 0)
+
+# %% ../../nbs/library/76_blocks.ipynb #62c00014
+@pytree_dataclass
+class BlockOracle(Oracle):
+    "PBC-MMD-FW: a gradient oracle whose coordinates are divided among workers."
+
+    oracle: GradientOracle
+    blocks: Blocks = static(Blocks())
+
+    def __post_init__(self):
+        plain, every = self.oracle, self.blocks.sync_every
+        if plain.particles_per_step > 1 or plain.objective is not lmo_value:
+            name = getattr(plain.objective, "__name__", plain.objective)
+            raise ValueError(
+                f"blocks look for one point at a time by lmo_value, got particles_per_step {plain.particles_per_step} "
+                f"and {name}"
+            )
+        if plain.num_steps % every:
+            raise ValueError(f"num_steps must be a multiple of sync_every, got {plain.num_steps} and {every}")
+
+    def __call__(self, key, problem):
+        first = self.oracle.starts(key, problem, self.oracle.num_starts)
+        last, sound = block_walk(self, problem, first)
+        answer = choose(self.oracle, problem, jnp.concatenate([last, first])[:, None], jnp.concatenate([sound, sound]))
+        return answer._replace(
+            evaluations=answer.evaluations * (1 if problem.embedding.has_values else self.blocks.num)
+        )
+
+# %% ../../nbs/library/76_blocks.ipynb #62d00002
+def cut_flock(flock: Flock, num: int) -> Flock:
+    "A flock with a leading axis of workers: what has coordinates is cut, what has none is given to all."
+    shape = flock.positions.shape
+    apart = lambda leaf: cut(leaf, num) if leaf.shape == shape else jnp.broadcast_to(leaf, (num, *leaf.shape))
+    return jax.tree.map(apart, flock)
+
+
+def join_flock(pieces: Flock, like: Flock) -> Flock:
+    "The workers' pieces of a flock put together."
+    shape = like.positions.shape
+    together = lambda leaf, whole: join(leaf, shape[1]) if whole.shape == shape else jnp.max(leaf, 0)
+    return jax.tree.map(together, pieces, like)
+
+
+def advance_block(
+    blocks: Blocks,
+    own_rows: bool,
+    flock: Flock,
+    stay: jax.Array,
+    unit: jax.Array,
+    oracle: "BlockBatchOracle",
+    used: jax.Array,
+    drawn: Any,
+    count: jax.Array,
+    total: Any,
+) -> Flock:
+    "One worker's share of a piece: it moves its own coordinates of the flock."
+    median = oracle.kernel is None and oracle.particles_per_step > 1
+    distances = lambda x, flock: squared_distances(x / unit, jnp.concatenate([flock.positions, stay]) / unit)
+
+    def one_step(others, flock, batch):
+        whole = all_coordinates(blocks, others, flock.positions, oracle.target.dimension)
+        scores, sound = oracle.scores(whole, *(oracle.rows(batch) if own_rows else batch))
+        values = lambda x: rbf_values(others.r2 + distances(x, flock), None if median else flock.width)
+        rate = oracle.rate(count, flock.taken, total)
+        return moved(oracle, flock, my_block(blocks, scores), sound, values, used, rate)
+
+    def until_next_meeting(flock, batches):
+        others = meet(blocks, flock.positions, distances(flock.positions, flock))
+        return jax.lax.scan(lambda f, batch: (one_step(others, f, batch), None), flock, batches)[0], None
+
+    return jax.lax.scan(until_next_meeting, flock, drawn)[0]
+
 # %% ../../nbs/library/76_blocks.ipynb #62d00001
 @pytree_dataclass
 class BlockBatchOracle(BatchOracle):
@@ -313,75 +344,28 @@ class BlockBatchOracle(BatchOracle):
 
     def __post_init__(self):
         check_batch_oracle(self)
+        if self.kernel is not None and not self.kernel.product:
+            raise ValueError(
+                f"blocks need a kernel that is a product over coordinates, RBF, got {type(self.kernel).__name__}"
+            )
         if self.piece % self.blocks.sync_every:
             raise ValueError(f"sync_every must divide the {self.piece} steps of a piece, got {self.blocks.sync_every}")
 
-    def advance(self, *piece):
-        return block_advance(self, *piece)
-
-
-def block_advance(
-    oracle: BlockBatchOracle,
-    key: jax.Array,
-    flock: Flock,
-    frozen: jax.Array,
-    used: jax.Array,
-    total: int,
-    peak: float,
-    stack=None,
-) -> Flock:
-    "As `advance`; every worker moves its coordinates of the flock."
-    blocks, shape = oracle.blocks, flock.positions.shape
-    drawn = (
-        draw_rows(key, oracle.num_rows or len(oracle.y), (oracle.piece, oracle.batch_size)) if stack is None else stack
-    )
-    drawn = jax.tree.map(lambda a: a.reshape(-1, blocks.sync_every, *a.shape[1:]), drawn)
-    apart = lambda leaf: (
-        cut(leaf, blocks.num) if leaf.shape == shape else jnp.broadcast_to(leaf, (blocks.num, *leaf.shape))
-    )
-    together = lambda pieces, like: join(pieces, shape[1]) if like.shape == shape else jnp.max(pieces, 0)
-    worker = lambda mine, shared: advance_block(blocks, shape[1], stack is None, *mine, *shared)
-    found = run_workers(
-        blocks, worker, (jax.tree.map(apart, flock), cut(frozen, blocks.num)), (oracle, used, drawn, total, peak)
-    )
-    return jax.tree.map(together, found, flock)
-
-# %% ../../nbs/library/76_blocks.ipynb #62d00002
-def advance_block(
-    blocks: Blocks,
-    d: int,
-    own_rows: bool,
-    flock: Flock,
-    frozen: jax.Array,
-    oracle: BlockBatchOracle,
-    used: jax.Array,
-    drawn: jax.Array,
-    total: int,
-    peak: float,
-) -> Flock:
-    "One worker's share of a piece."
-    num_rows = oracle.num_rows or len(oracle.y)
-    slope = jax.grad(lambda u, x, y: minibatch_logdensity(oracle.model, oracle.layout.unravel(u), x, y, num_rows))
-    distances = lambda flock: squared_distances(flock.positions, jnp.concatenate([flock.positions, frozen]))
-
-    def one_step(others, flock, batch):
-        x, y = oracle.rows(batch) if own_rows else batch
-        scores = jax.vmap(slope, (0, None, None))(all_coordinates(blocks, others, flock.positions, d), x, y)
-        sound = jnp.all(jnp.isfinite(scores), 1)
-        return move(
-            oracle, flock, frozen, used, my_block(blocks, scores), others.r2 + distances(flock), sound, total, peak
-        )
-
-    def until_next_meeting(flock, batches):
-        others = meet(blocks, flock.positions, distances(flock))
-        return jax.lax.scan(lambda f, batch: (one_step(others, f, batch), None), flock, batches)[0], None
-
-    return jax.lax.scan(until_next_meeting, flock, drawn)[0]
+    def advance(self, key, search, problem, total, rows=None):
+        blocks, (_, d) = self.blocks, search.positions.shape
+        particles, dtype = problem.particles, search.positions.dtype
+        drawn = self.draw(key) if rows is None else rows
+        drawn = jax.tree.map(lambda a: a.reshape(-1, blocks.sync_every, *a.shape[1:]), drawn)
+        unit = jnp.broadcast_to(jnp.asarray(1.0 if self.kernel is None else self.kernel.unit, dtype), (d,))
+        mine = cut_flock(search, blocks.num), cut(particles.position, blocks.num), cut(unit, blocks.num, fill=1.0)
+        shared = self, particles.used.astype(dtype), drawn, particles.count, total
+        worker = lambda mine, shared: advance_block(blocks, rows is None, *mine, *shared)
+        return join_flock(run_workers(blocks, worker, mine, shared), search)
 
 # %% ../../nbs/library/76_blocks.ipynb #62d00004
 @pytree_dataclass
 class RowsBatchOracle(BatchOracle):
-    "Growth on minibatches, the rows of each divided among devices: the same result."
+    "Growth on minibatches, the rows of each divided among devices; the result stays as it is."
 
     mesh: Mesh = static(None)
 
@@ -390,21 +374,26 @@ class RowsBatchOracle(BatchOracle):
         check_shares("a minibatch", self.batch_size, self.mesh)
 
     def rows(self, numbers):
-        return jax.lax.with_sharding_constraint((self.x[numbers], self.y[numbers]), first_axis(self.mesh))
+        return jax.lax.with_sharding_constraint(self.target.function.take(numbers), first_axis(self.mesh))
 
 
 def divide_work(
     oracle: BatchOracle,
     workers=None,  # a mesh: its devices share each minibatch; `Blocks`: workers share the coordinates
 ) -> BatchOracle:
-    "The same oracle with its work divided."
-    given = {f.name: getattr(oracle, f.name) for f in fields(BatchOracle)}
-    if workers is None:
-        return BatchOracle(**given)
-    if isinstance(workers, Mesh):
-        return RowsBatchOracle(**given, mesh=workers)
-    if isinstance(workers, Blocks):
-        return BlockBatchOracle(**given, blocks=workers)
+    "An oracle whose work is divided among devices or workers; as it is if there are none."
+    return _divided(workers, {f.name: getattr(oracle, f.name) for f in fields(BatchOracle)})
+
+
+@singledispatch
+def _divided(workers, settings: dict) -> BatchOracle:
+    "The oracle that divides its work in the way of these workers."
     raise ValueError(
-        f"workers must be a mesh, whose devices share each minibatch, or Blocks, which share the coordinates, got {workers!r}"
+        "workers must be a mesh, whose devices share each minibatch, or Blocks, which share the coordinates, "
+        f"got {workers!r}"
     )
+
+
+_divided.register(type(None), lambda workers, settings: BatchOracle(**settings))
+_divided.register(Mesh, lambda workers, settings: RowsBatchOracle(**settings, mesh=workers))
+_divided.register(Blocks, lambda workers, settings: BlockBatchOracle(**settings, blocks=workers))
