@@ -43,7 +43,7 @@ def gather_rows(
     if batches is None:
         return as_target(model, x, y, batch_size=batch_size), None
     check_count("num_rows", num_rows)
-    first = stack_batches(batches, 1)
+    first = stack_batches(batches, 1, model)
     x, y = first.x[0], first.y[0]
     if len(y) != batch_size:
         raise ValueError(f"batches hold {len(y)} rows, batch_size is {batch_size}")

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Run', 'Result', 'finish', 'run_refinement', 'Supported', 'into_support', 'add', 'watch_for', 'check_gap', 'refined',
-           'expectation', 'sample', 'save', 'load', 'check_same_target']
+           'expectation', 'sample', 'save', 'load', 'check_fields', 'check_same_target']
 
 # %% ../nbs/library/79_result.ipynb #8be96788
 from dataclasses import dataclass
@@ -341,6 +341,7 @@ def load(
 ) -> Result:
     "A saved result, ready to answer, to predict and to grow; what `compress` made needs nothing but its file."
     header, arrays = read_header(path)
+    check_fields(path, header["spec"])
     known = {name: read_tree({"spec": header["spec"]["dict"][name]}, arrays, {}, path) for name in ("names", "form")}
     if not target and known["form"] is None:
         raise ValueError(
@@ -355,6 +356,15 @@ def load(
     particles = given.layout.unravel_all(tree["positions"])
     fields = ("weights", "positions", "discrepancy", "history", "evaluations", "state", "parts")
     return Result(particles, *(tree[name] for name in fields), given, tree["run"], None, tuple(tree["records"]))
+
+
+def check_fields(path, spec):
+    "A file must hold everything that a result is made of."
+    held = spec.get("dict", {}) if isinstance(spec, dict) else {}
+    wanted = {"names", "form", "probes", "positions", "weights", "discrepancy", "history", "evaluations", "state"}
+    lacking = sorted((wanted | {"parts", "run", "records"}) - set(held))
+    if lacking:
+        raise ValueError(f"{path} cannot be read: it lacks {', '.join(lacking)}")
 
 
 def _some(names) -> str:

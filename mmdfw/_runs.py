@@ -12,7 +12,9 @@ from typing import Any, Callable, NamedTuple
 import jax, jax.numpy as jnp, numpy as np
 from ._checks import check_choice, check_count
 from ._files import versions, whole_file, write_json
-from ._fit_model import ModelFit, fit_model, load_fit, read_fit
+from ._fit_model import fit_model
+from ._result import Result, load
+from ._saved import read_header
 from .data._load import load_table
 from .data._split import Split, split_rows, standardise
 from .data._table import Table
@@ -83,7 +85,7 @@ def make_monitor(model: Model, data: Split) -> Callable:  # particles, weights -
     return look
 
 # %% ../nbs/library/86_runs.ipynb #963b5316
-def write_run(loaded: Loaded, result: ModelFit, out) -> dict:
+def write_run(loaded: Loaded, result: Result, out) -> dict:
     "Particles as .npz, metrics as .json, a figure as .png."
     out = Path(out).with_suffix(".npz")
     model, data = loaded.model, loaded.data
@@ -113,7 +115,7 @@ def write_run(loaded: Loaded, result: ModelFit, out) -> dict:
     return report | {"files": [str(out.with_suffix(s)) for s in (".npz", ".json", ".png")]}
 
 
-def draw_run(loaded: Loaded, result: ModelFit, predictive, y: jax.Array, path: Path):
+def draw_run(loaded: Loaded, result: Result, predictive, y: jax.Array, path: Path):
     "How the leading score went, and how well calibrated the end is."
     import matplotlib.pyplot as plt
 
@@ -158,9 +160,10 @@ def run_fit(
 def resume_fit(path, num_particles: int = 5, out=None, progress=None, seconds: float | None = None) -> dict:
     "Add particles to a saved fit; the file is replaced unless `out` names another."
     check_count("num_particles", num_particles)
-    notes = read_fit(path)[0]["notes"]
+    notes = read_header(path)[0]["notes"]
     if "job" not in notes:
-        raise ValueError(f"{path} was not written by `mmdfw fit`: use load_fit with its model and data")
+        raise ValueError(f"{path} was not written by `mmdfw fit`: use mmdfw.load with its model and data")
     loaded = load_job(Job(**notes["job"]))
-    result = load_fit(path, loaded.model, loaded.data.x, loaded.data.y)
-    return write_run(loaded, result.add(num_particles, loaded.monitor, progress, seconds=seconds), out or path)
+    result = load(path, loaded.model, loaded.data.x, loaded.data.y)
+    more = result.add(num_particles, monitor=loaded.monitor, progress=progress, seconds=seconds)
+    return write_run(loaded, more, out or path)

@@ -26,7 +26,6 @@ NOTEBOOKS = sorted(
 ORDER = ("core", "theory", "library", "experiments", "interface")  # tutorials and the pages at the top may import all
 GIVEN = {  # what calls give back
     "Fit",
-    "ModelFit",
     "Compressed",
     "Draws",
     "Cloud",

@@ -11,13 +11,13 @@ from mmdfw.oracles._oracle import GradientOracle, NearParticles, Problem
 from mmdfw.oracles._blocks import (
     BlockOracle,
     Blocks,
-    anchors_of,
     cut,
     divide_work,
     join,
     make_mesh,
     program_cost,
     shard_rows,
+    terms_of,
 )
 
 
@@ -46,45 +46,62 @@ y = (x[:, 0] + rng.normal(size=101) > 0).astype(float)
 
 DEVICES = """
 import json, jax, jax.numpy as jnp, numpy as np, optax
-from mmdfw._target import layout_of
 from mmdfw._across import fit_across, posterior_across
+from mmdfw._target import as_target
 from mmdfw.embeddings._embedding import ParticleEmbedding, Particles, reference_embedding
-from mmdfw.oracles._batches import BatchOracle, begin
 from mmdfw.kernels._kernel import RBF
 from mmdfw.models._logistic import Logistic
-from mmdfw.oracles._oracle import GradientOracle, NearParticles, Problem, walk
+from mmdfw.oracles._batches import BatchOracle
 from mmdfw.oracles._blocks import BlockOracle, Blocks, ShardedStarts, block_walk, divide_work, make_mesh, shard_rows
+from mmdfw.oracles._oracle import GradientOracle, NearParticles, Problem, walk
 from mmdfw.samplers._svgd import normal_logdensity, svgd
-found, refused, meshes = {}, {}, {n: make_mesh(n) for n in (1, 2, 4)}
+
+found, refused = {}, {}
+meshes = {n: make_mesh(n) for n in (1, 2, 4)}
 unlike = lambda a, b: float(np.max(np.abs(np.asarray(a) - np.asarray(b))))
 rng = np.random.default_rng(0)
-points, kernel = jnp.asarray(rng.normal(size=(8, 7))), RBF(jnp.asarray(rng.uniform(2, 3, size=7)))
+points = jnp.asarray(rng.normal(size=(8, 7)))
+kernel = RBF(jnp.asarray(rng.uniform(2, 3, size=7)))
 
 def attempt(name, f):
-    try: f()
-    except ValueError as problem: refused[name] = str(problem)
+    try:
+        f()
+    except ValueError as problem:
+        refused[name] = str(problem)
 
 descend = lambda start: svgd(normal_logdensity, start, 5, bandwidth=2.0).positions
 gram, moved = kernel.matrix(points, points), descend(points)
 for n, mesh in meshes.items():
     rows = shard_rows(points, mesh)
-    found[f"gram {n}"], found[f"svgd {n}"] = unlike(kernel.matrix(rows, points), gram), unlike(descend(rows), moved)
+    found[f"gram {n}"] = unlike(kernel.matrix(rows, points), gram)
+    found[f"svgd {n}"] = unlike(descend(rows), moved)
 
-def problem_with(embedding):
+def problem_with(embedding, kernel=kernel, count=5):
     position = np.asarray(points)
-    weights = np.where(np.arange(8) < 5, 0.2, 0.0)
-    return Problem(kernel, embedding, Particles(position, position / np.asarray(kernel.lengthscale), -position, weights, jnp.asarray(5)))
+    weights = np.where(np.arange(8) < count, 1 / count, 0.0)
+    features = position / np.asarray(kernel.unit)
+    return Problem(kernel, embedding, Particles(position, features, -position, weights, jnp.asarray(count)))
 
-def oracle(mesh=None, num=4): return GradientOracle(NearParticles(0.5) if mesh is None else ShardedStarts(NearParticles(0.5), mesh), optax.adam(0.1), 10, num, scale=kernel.lengthscale)
+def oracle(mesh=None, num=4):
+    starts = NearParticles(0.5) if mesh is None else ShardedStarts(NearParticles(0.5), mesh)
+    return GradientOracle(starts, optax.adam(0.1), 10, num, scale=kernel.unit)
 
-reference, key = problem_with(reference_embedding(kernel, jnp.asarray(rng.normal(size=(30, 7))))), jax.random.key(1)
+reference = problem_with(reference_embedding(kernel, jnp.asarray(rng.normal(size=(30, 7)))))
+key = jax.random.key(1)
 ask = jax.jit(lambda oracle, key, problem: oracle(key, problem).points)
-for n in (2, 4): found[f"starts {n}"] = unlike(ask(oracle(meshes[n]), key, reference), ask(oracle(meshes[1]), key, reference))
+alone = ask(oracle(meshes[1]), key, reference)
+for n in (2, 4):
+    found[f"starts {n}"] = unlike(ask(oracle(meshes[n]), key, reference), alone)
 attempt("starts", lambda: ask(oracle(meshes[4], 6), key, reference))
 
 plain, first = oracle(), points[:4] + 0.3
-def blocks(problem, *settings): return jax.jit(block_walk)(BlockOracle(plain, Blocks(*settings)), problem, first)[0]
-def walked(problem): return jax.jit(walk)(plain, problem, first[:, None])[0][:, 0]
+
+def blocks(problem, *settings):
+    return jax.jit(block_walk)(BlockOracle(plain, Blocks(*settings)), problem, first)[0]
+
+def walked(problem):
+    return jax.jit(walk)(plain, problem, first[:, None])[0][:, 0]
+
 score = lambda x: -x - 0.1 * x**3
 end = walked(reference)
 found["one worker, meets once"] = unlike(blocks(reference, 1, 10), end)
@@ -97,26 +114,35 @@ for term in ("included", "alone"):
     found[f"2 devices, meet at every step, {term}"] = unlike(blocks(problem, 2, 1, meshes[2]), walked(problem))
 
 model = Logistic(3)
-layout = layout_of(jax.eval_shape(model.sample_prior, key))
-x, y = jnp.asarray(rng.normal(size=(50, 3))), jnp.asarray(rng.integers(2, size=50), float)
-serial = BatchOracle(model, layout, x, y, particles_per_step=2, batch_size=8, piece=20)
-flock = begin(serial, key)
-frozen, used = flock.positions + 0.3, jnp.array([1.0, 0.0])
-def advanced(workers): return jax.jit(lambda o: o.advance(key, flock, frozen, used, 20.0, 0.01))(divide_work(serial, workers)).positions
+x, y = rng.normal(size=(50, 3)), rng.integers(2, size=50).astype(float)
+target = as_target(model, x, y)
+serial = BatchOracle(target, particles_per_step=2, batch_size=8, piece=20, restart="prior")
+points = jax.vmap(lambda k: serial.begin(k, reference).positions[0])(jax.random.split(key, 8))
+there = problem_with(ParticleEmbedding(RBF(1.0), None, "alone"), RBF(1.0), count=1)
+
+def advanced(workers, **settings):
+    shared = divide_work(BatchOracle(target, 2, 8, piece=20, restart="prior", **settings), workers)
+    run = jax.jit(lambda o: o.advance(key, o.begin(key, there), there, 20.0))
+    return run(shared).positions
+
 alone = advanced(None)
-for n in (2, 4): found[f"growth, rows {n}"] = unlike(advanced(meshes[n]), alone)
+for n in (2, 4):
+    found[f"growth, rows {n}"] = unlike(advanced(meshes[n]), alone)
 found["growth, one worker"] = unlike(advanced(Blocks(1, 20)), alone)
 found["growth, 2 devices, meet at every step"] = unlike(advanced(Blocks(2, 1, meshes[2])), alone)
+given = dict(kernel=RBF(jnp.linspace(1.0, 2.0, 5)))
+found["growth, given kernel"] = unlike(advanced(Blocks(2, 1, meshes[2]), **given), advanced(None, **given))
+found["differs: growth with a given kernel"] = unlike(advanced(None, **given), alone)
 papers = advanced(Blocks(2, 20))
 found["growth, 2 devices, meet once"] = unlike(advanced(Blocks(2, 20, meshes[2])), papers)
 found["differs: growth with fixed factors"] = unlike(papers, alone)
-attempt("minibatch", lambda: divide_work(BatchOracle(model, layout, x, y, batch_size=10), meshes[4]))
+attempt("minibatch", lambda: divide_work(BatchOracle(target, batch_size=10), meshes[4]))
 attempt("rows", lambda: shard_rows({"a": points, "b": points[:7]}, meshes[2]))
 attempt("mesh", lambda: Blocks(3, 1, meshes[2]))
 rng = np.random.default_rng(0)
 DATA
 target = posterior_across(Logistic(3), x, y, meshes[1], chunk_size=16)
-fitted = fit_across(jax.random.key(0), target, num_particles=6, num_starts=2, num_steps=10, mode_steps=100)
+fitted = fit_across(jax.random.key(0), target, num_particles=6, num_starts=2, num_steps=10)
 print(json.dumps([found, refused, fitted.positions.tolist()]))
 """.replace("DATA", DATA)
 
@@ -132,7 +158,7 @@ def on_devices():
 
 def test_devices_change_nothing(on_devices):
     same = {name: error for name, error in on_devices[0].items() if not name.startswith("differs")}
-    assert len(same) == 18
+    assert len(same) == 19
     assert max(same.values()) < 1e-9, same
 
 
@@ -165,15 +191,15 @@ def test_blocks_come_together_again(d, num):
 
 def test_kernels_and_embeddings_without_blocks_are_refused():
     with pytest.raises(ValueError, match="got IMQ"):
-        anchors_of(Problem(IMQ(1.0), None, None))
+        terms_of(Problem(IMQ(1.0), None, None))
     with pytest.raises(ValueError, match="multiple of sync_every, got 10 and 3"):
         BlockOracle(GradientOracle(NearParticles(), num_steps=10), Blocks(2, 3))
     with pytest.raises(ValueError, match="particles_per_step 2"):
         BlockOracle(GradientOracle(NearParticles(), particles_per_step=2))
     with pytest.raises(ValueError, match="got 'two'"):
-        divide_work(BatchOracle(None, None, None, None), "two")
+        divide_work(BatchOracle(None), "two")
     with pytest.raises(ValueError, match="20 steps of a piece, got 3"):
-        divide_work(BatchOracle(None, None, None, None, piece=20), Blocks(2, 3))
+        divide_work(BatchOracle(None, piece=20), Blocks(2, 3))
 
 
 def test_more_devices_than_there_are():
@@ -200,6 +226,10 @@ def test_only_losses_are_explained():
     with pytest.raises(ZeroDivisionError):
         with explain_loss():
             raise ZeroDivisionError("no loss")
+    for mine in (OSError("no connection to the database"), RuntimeError("the connection to my service is unavailable")):
+        with pytest.raises(type(mine), match=str(mine)):
+            with explain_loss():
+                raise mine
 
 
 # Several processes
@@ -207,7 +237,8 @@ def test_only_losses_are_explained():
 FIT = """
 import os, sys, jax
 place, port, checkpoint, dies_at, out = int(sys.argv[1]), *sys.argv[2:]
-jax.distributed.initialize(f"localhost:{port}", 2, place, initialization_timeout=60, heartbeat_timeout_seconds=10, shutdown_timeout_seconds=10)
+limits = dict(initialization_timeout=60, heartbeat_timeout_seconds=10, shutdown_timeout_seconds=10)
+jax.distributed.initialize(f"localhost:{port}", 2, place, **limits)
 import numpy as np
 from mmdfw._across import fit_across, posterior_across
 from mmdfw.models._logistic import Logistic
@@ -215,12 +246,17 @@ rng = np.random.default_rng(0)
 DATA
 mine = slice(0, 40) if place == 0 else slice(40, None)  # shares that are not equal
 target = posterior_across(Logistic(3), x[mine], y[mine], chunk_size=16)
-def on_particle(count):
-    print("particle", count, flush=True)
-    if place == 1 and count == int(dies_at): os._exit(9)
-settings = dict(num_particles=6, num_starts=2, num_steps=10, mode_steps=100)
-if int(dies_at): np.save(f"{out}-whole-{place}.npy", fit_across(jax.random.key(0), target, **settings).positions)
-result = fit_across(jax.random.key(0), target, checkpoint=checkpoint, on_particle=on_particle, **settings)
+
+def look(particles, weights):
+    print("particle", len(weights), flush=True)
+    if place == 1 and len(weights) == int(dies_at):
+        os._exit(9)
+    return {"n": len(weights)}
+
+settings = dict(num_particles=6, num_starts=2, num_steps=10)
+if int(dies_at):
+    np.save(f"{out}-whole-{place}.npy", fit_across(jax.random.key(0), target, **settings).positions)
+result = fit_across(jax.random.key(0), target, checkpoint=checkpoint, monitor=look, **settings)
 np.save(f"{out}-{place}.npy", result.positions)
 """.replace("DATA", DATA)
 
@@ -232,7 +268,7 @@ def free_port():
 
 
 def launch(out, checkpoint, dies_at):
-    "Start two processes and wait for both: what they said and their return codes, and how long the first outlived the second."
+    "Start two processes, wait for both: what they said, their return codes, how long the first outlived the second."
     env, port = environment(XLA_FLAGS="--xla_backend_optimization_level=0"), str(free_port())
     each = [
         subprocess.Popen(
@@ -274,9 +310,8 @@ def test_two_processes_find_what_one_finds(runs, on_devices):
 def test_a_death_ends_the_other_with_a_clear_error(runs):
     folder, (((said, error), _), codes, outlived), _ = runs
     assert codes[1] == 9 and codes[0] != 0
-    assert "ProcessLost: process 0 of 2 has lost another one" in error and "the run goes on from" in error, error[
-        -3000:
-    ]
+    said_so = "ProcessLost: process 0 of 2 has lost another one" in error and "the run goes on from" in error
+    assert said_so, error[-3000:]
     assert outlived < 40 and not (folder / "cut-0.npy").exists()  # the heartbeat's limit is 10 seconds
     assert "particle 3" in said and "particle 6" not in said
 

@@ -22,7 +22,8 @@ from ..data._split import Split
 from ._framework import timed
 from .._loop import capacity_for, paced
 from ..models._model import Model
-from .._fit_model import ModelFit, fit_model
+from .._fit_model import fit_model
+from .._result import Result
 from .._runs import make_monitor
 from ..samplers._svgd import begin_svgd, jitted_advance
 from ..steps._step import ConstantStep, DecayEarly
@@ -82,7 +83,7 @@ def held_out(model: Model, data: Split) -> Callable:  # particles, weights -> di
 
 
 def curve_of(
-    result: ModelFit,  # or whatever has records
+    result: Result,  # or whatever has records
 ) -> dict:  # of lists
     "Seconds, particles, minibatch scores and the monitor's metrics along a run."
     records = result.records
@@ -103,7 +104,7 @@ PAPER = dict(
 )
 
 
-def run_growth(key: jax.Array, race: Race, **settings: Any) -> ModelFit:
+def run_growth(key: jax.Array, race: Race, **settings: Any) -> Result:
     "One fit of ours under the rules of the race; `settings` are those of `fit_model`."
     common = dict(
         num_particles=race.num_particles,
