@@ -272,7 +272,7 @@ def check_nouns(kernel, embedding, oracle, step_rule):
         check_choice("embedding", embedding, SETTINGS)
     else:
         example = f"mmdfw.reference_embedding(kernel, draws), or one of {sorted(SETTINGS)}"
-        check_kind("embedding", embedding, Embedding, example)
+        check_kind("embedding", embedding, Embedding, example, optional=False)
 
 # %% ../nbs/library/80_fit.ipynb #dcb92e3a
 def choose_oracle(key: jax.Array, setting: Setting, target: Target, start: str, prior) -> GradientOracle:

@@ -35,9 +35,18 @@ def saveable(
 
 
 def _same_definition(one, other) -> bool:
-    "A cell that is run again defines its class or function anew; that is no clash, and the newer one counts."
-    name = lambda thing: getattr(thing, "__qualname__", None)
-    return name(one) is not None and name(one) == name(other) and type(one) is type(other)
+    "A cell that is run again defines its class or optimiser anew; that is no clash, and the newer one counts."
+    if isinstance(one, type) or isinstance(other, type):
+        return isinstance(one, type) and isinstance(other, type) and one.__qualname__ == other.__qualname__
+    return _recipe(one) == _recipe(other)
+
+
+def _recipe(thing) -> Any:
+    "What a function or an optimiser is made of: its code and what it closes over."
+    if hasattr(thing, "__code__"):
+        inside = [cell.cell_contents for cell in thing.__closure__ or ()]
+        return thing.__qualname__, thing.__code__.co_code, tuple(map(_recipe, inside)), repr(thing.__defaults__)
+    return tuple(map(_recipe, thing)) if isinstance(thing, tuple) else repr(thing)
 
 
 def known_names() -> dict:
