@@ -230,6 +230,7 @@ KNOWN_PACE = {
     "core/03_target": (3, 2),
     "interface/30_cli": (7, 1),
     "library/70_model": (1, 0),
+    "library/73_bnn": (1, 0),
     "library/75_batches": (2, 1),
     "library/76_blocks": (5, 1),
     "library/79_result": (2, 1),

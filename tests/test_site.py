@@ -1,6 +1,7 @@
 """The docs site, built and opened in a real browser.
 
-Built with Sphinx, since Quarto is seldom there; `make browser` installs Chromium. Where either is missing the tests are skipped, and say why.
+Built with Sphinx, since Quarto is seldom there; `make browser` installs Chromium. Where either is missing the tests are
+skipped, and say why.
 """
 
 import base64
@@ -12,14 +13,25 @@ import shutil
 import subprocess
 import sys
 import threading
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 from urllib.parse import unquote, urldefrag
 
+import mmdfw
 import pytest
 
 pytest.importorskip("sphinx", reason="needs Sphinx: make docs installs it")
 
 ROOT = Path(__file__).parent.parent
+FOLDERS = [
+    mmdfw,
+    *(import_module(found.name) for found in iter_modules(mmdfw.__path__, "mmdfw.") if "._" not in found.name),
+]
+PUBLIC = {
+    folder.__name__: folder.__all__ for folder in FOLDERS if folder.__name__ not in ("mmdfw.cli", "mmdfw.experiments")
+}
+PAGES_OF_FOLDERS = set(PUBLIC)  # each has a page, called like it
 BROWSER = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"))), None
 )
@@ -61,59 +73,65 @@ def visits(site):
     address = f"http://127.0.0.1:{server.server_port}/"
     with api.sync_playwright() as play:
         browser = play.chromium.launch(executable_path=BROWSER, args=FLAGS)
-        page = browser.new_page(viewport={"width": 1280, "height": 900})
+        page = browser.new_page(viewport=DESK)
         page.set_default_timeout(300_000)  # milliseconds; a busy machine is no reason to fail
         pages = sorted(
             set(p.relative_to(site).as_posix() for p in site.rglob("*.html") if "_static" not in p.parts)
             - {"genindex.html", "search.html"}
         )
-        found = {name: visit(page, address, name) for name in pages}
+        widths = [(DESK, PHONE), (PHONE, DESK)]  # each page begins as the last one ended: laying out is what takes time
+        found = {name: visit(page, address, name, *widths[i % 2]) for i, name in enumerate(pages)}
         found["search"] = search(page, address)
         browser.close()
     server.shutdown()
     return found
 
 
-LOOK = """() => ({
-  links: [...document.querySelectorAll('a[href]')].map(a => a.href),
-  anchors: [...document.querySelectorAll('[id]')].map(e => e.id),
-  formulas: document.querySelectorAll('.math').length,
-  drawn: document.querySelectorAll('.math mjx-container').length,
-  wrong: [...document.querySelectorAll('mjx-merror, [data-mjx-error]')].map(e => e.closest('.math').textContent),
-  dollars: [...document.querySelectorAll('main p, main td')].filter(e => /\\$[^$]+\\$/.test(e.textContent) && !e.querySelector('code')).map(e => e.textContent),
-  raw: [...document.querySelectorAll('main p')].filter(e => /\\]\\([^)]*\\.(ipynb|md)|\\|\\s*[-—]+\\s*\\|/.test(e.textContent)).map(e => e.textContent.slice(0, 80)),
-  silent: [...document.querySelectorAll('main img')].filter(i => !i.alt || i.alt.length < 10 || /\\.(png|svg)$/.test(i.alt)).map(i => i.src),
-  broken: [...document.querySelectorAll('main img')].filter(i => i.complete && !i.naturalWidth).map(i => i.src),
-})"""
+DESK, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
+LOOK = """() => {
+  const all = selector => [...document.querySelectorAll(selector)];
+  const math = e => /\\$[^$]+\\$/.test(e.textContent) && !e.querySelector('code');
+  const mark = e => /\\]\\([^)]*\\.(ipynb|md)|\\|\\s*[-—]+\\s*\\|/.test(e.textContent);
+  const mute = i => !i.alt || i.alt.length < 10 || /\\.(png|svg)$/.test(i.alt);
+  return {
+    links: all('a[href]').map(a => a.href),
+    named: all('main p a code, main li a code, main td a code').map(c => [c.textContent, c.closest('a').href]),
+    plain: all('main code').filter(c => !c.closest('a')).map(c => c.textContent),
+    headings: all('main h1, main h2, main h3').map(h => h.textContent),
+    anchors: all('[id]').map(e => e.id),
+    formulas: all('.math').length,
+    drawn: all('.math mjx-container').length,
+    wrong: all('mjx-merror, [data-mjx-error]').map(e => e.closest('.math').textContent),
+    dollars: all('main p, main td').filter(math).map(e => e.textContent),
+    raw: all('main p').filter(mark).map(e => e.textContent.slice(0, 80)),
+    silent: all('main img').filter(mute).map(i => i.src),
+    broken: all('main img').filter(i => i.complete && !i.naturalWidth).map(i => i.src),
+  };
+}"""
+WIDER = "() => Math.max(document.documentElement.scrollWidth, document.body.scrollWidth) - window.innerWidth"
 
 
-def visit(page, address, name):
-    "What one page has to show."
+def visit(page, address, name, first, second):
+    "What one page has to show, at one width and then at the other."
     errors = []
-    listen = {
-        "console": lambda message: (
-            errors.append(f"{message.text} {message.location}") if message.type == "error" else None
-        ),
-        "pageerror": lambda error: errors.append(str(error)),
-        "request": lambda request: (
-            None if request.url.startswith((address, "data:", "blob:")) else errors.append(f"asks for {request.url}")
-        ),
-    }
+    said = lambda message: errors.append(f"{message.text} {message.location}") if message.type == "error" else None
+    asked = lambda request: (
+        None if request.url.startswith((address, "data:", "blob:")) else errors.append(f"asks for {request.url}")
+    )
+    listen = {"console": said, "pageerror": lambda error: errors.append(str(error)), "request": asked}
     for event, hear in listen.items():
         page.on(event, hear)
-    page.set_viewport_size({"width": 1280, "height": 900})
     page.goto(address + name)
     if page.locator(".math").count():
         page.wait_for_function("window.MathJax && MathJax.startup && MathJax.startup.promise")
     page.evaluate("() => window.MathJax && MathJax.startup ? MathJax.startup.promise.then(() => 1) : 1")
+    wider = {first["width"]: page.evaluate(WIDER)}
     seen = page.evaluate(LOOK)
-    page.set_viewport_size({"width": 390, "height": 844})
-    seen["overflow"] = page.evaluate(
-        "() => Math.max(document.documentElement.scrollWidth, document.body.scrollWidth) - window.innerWidth"
-    )
+    page.set_viewport_size(second)
+    wider[second["width"]] = page.evaluate(WIDER)
     for event, hear in listen.items():
         page.remove_listener(event, hear)
-    return seen | {"errors": errors, "address": address}
+    return seen | {"errors": errors, "address": address, "overflow": wider[PHONE["width"]]}
 
 
 def search(page, address):
@@ -138,7 +156,29 @@ def test_every_page_of_the_sidebar_is_built(site):
 
 def test_api_is_documented_and_leads_to_its_source(site):
     text = (site / "theory" / "step.html").read_text(encoding="utf-8")
-    assert 'id="linesearch"' in text and re.search(r'class="source" href="[^"]*/mmdfw/steps/_step\.py#L\d+"', text)
+    assert 'id="mmdfw.linesearch"' in text
+    assert re.search(r'class="source" href="[^"]*/mmdfw/steps/_step\.py#L\d+"', text)
+
+
+def test_names_in_the_text_lead_to_public_names_alone(visits):
+    "Nor to a page that happens to define the same word, as the command line once did with `count`."
+    page = visits["theory/step.html"]
+    assert "count" in page["plain"] and all("count" not in dict(seen["named"]) for seen in list(visits.values())[:-1])
+    assert dict(visits["notation.html"]["named"])["RBF"].endswith("theory/kernel.html#mmdfw.rbf")
+    public = {f"{folder}.{name}".lower() for folder, names in PUBLIC.items() for name in names}
+    inside = lambda link: link.startswith(page["address"]) and "#mmdfw." in link
+    led = {urldefrag(link)[1] for seen in list(visits.values())[:-1] for _, link in seen["named"] if inside(link)}
+    assert led and led <= public
+
+
+def test_a_page_leads_with_what_one_calls_and_documents_nothing_else(visits):
+    page = visits["theory/step.html"]
+    assert page["headings"][0].startswith("Step rules") and "mmdfw.LineSearch" in dict(page["named"])
+    documented = {
+        h.rstrip("#¶") for seen in list(visits.values())[:-1] for h in seen["headings"] if h.startswith("mmdfw.")
+    }
+    public = {f"{folder}.{name}" for folder, names in PUBLIC.items() for name in names}
+    assert "mmdfw.LineSearch" in documented and not documented - public - PAGES_OF_FOLDERS
 
 
 def test_no_page_complains_or_asks_for_the_internet(visits):
@@ -193,7 +233,9 @@ test -f _quarto.yml && mkdir _docs && cp index.ipynb _docs/index.html && exit $Q
 
 @pytest.mark.parametrize("says", [0, 7])
 def test_quarto_is_asked_where_there_is_one(tmp_path, says):
-    "With a `quarto` on the PATH that only takes notes: it is called once, on the processed notebooks, its site becomes _docs, and its failure is ours."
+    """With a `quarto` on the PATH that only takes notes: it is called once, on the processed notebooks.
+
+    Its site becomes _docs, and its failure is ours."""
     import yaml
 
     pages = ["index.ipynb", "theory/40_step.ipynb", "changelog.md"]
@@ -201,11 +243,11 @@ def test_quarto_is_asked_where_there_is_one(tmp_path, says):
     config["website"]["sidebar"]["contents"] = pages
     for name in (
         "tools/make_site.py",
+        "tools/pages.py",
         "settings.ini",
         "README.md",
         "CHANGELOG.md",
         "mmdfw/__init__.py",
-        "mmdfw/_modidx.py",
         "mmdfw/steps/_step.py",
         *(f"nbs/{page}" for page in pages),
         "nbs/map.svg",

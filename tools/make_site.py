@@ -1,22 +1,23 @@
 """Build the docs site into _docs; `make docs` runs this.
 
-Quarto does it where it is installed. Elsewhere Sphinx does, from the same notebooks (nbdev's processed ones, in _proc) and
-the same _quarto.yml: title, order and sections. What is here turns the one's dialect into the other's.
+Quarto does it where it is installed. Elsewhere Sphinx does, from the same pages (made of the notebooks by pages.py, in
+_proc) and the same _quarto.yml: title, order and sections. What is here turns the one's dialect into the other's.
 """
 
 import base64
 import json
 import os
-import posixpath
 import re
 import shutil
 import subprocess
 import sys
+from configparser import ConfigParser
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import yaml
+from pages import renamed, write_pages
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = (".ipynb", ".md")
@@ -26,12 +27,6 @@ def slug(heading: str) -> str:
     "The anchor that Quarto gives to a heading."
     text = re.sub(r"[^\w\s.-]", "", heading.lower())
     return re.sub(r"\s+", "-", re.sub(r"^[^a-z]+", "", text.strip()))
-
-
-def renamed(path: str) -> str:
-    "Where a notebook is on the site: nbdev takes the number off its name."
-    folder, name = posixpath.split(path)
-    return posixpath.join(folder, re.sub(r"^\d+[a-zA-Z0-9]*_", "", name.lower()))
 
 
 def sections(config: dict) -> list:
@@ -56,11 +51,8 @@ def sections(config: dict) -> list:
     return found
 
 
-def site_links(text: str, page: str, host: str) -> str:
-    "Links to numbered notebooks, and nbdev's to the published site, as links between the pages here; methods are found at their class."
-    here = posixpath.dirname(page) or "."
-    local = lambda m: f"]({posixpath.relpath(m[1], here)}.ipynb#{m[2]}"
-    text = re.sub(r"\]\(" + re.escape(host) + r"/([^)#\s]+)\.html#([^).\s]+)[^)\s]*", local, text)
+def site_links(text: str) -> str:
+    "Links to numbered notebooks as links to the pages here."
     return re.sub(r"\]\((?![a-z]+:|[#/])([^)#\s]+\.ipynb)", lambda m: "](" + renamed(m[1]), text)
 
 
@@ -73,14 +65,8 @@ def options(source: str) -> tuple:
     )
 
 
-def api(text: str) -> str:
-    "What show_doc writes, with the link to the source below the heading, where Sphinx can have it."
-    text = text.removeprefix("---\n").strip()
-    return re.sub(r"^\[source\]\(([^)]*)\)\{[^}]*\}\s*(#+ .*)", r'\2\n\n<a class="source" href="\1">source</a>', text)
-
-
 def wide(cell: dict) -> bool:
-    "Whether a figure of this cell has more pixels in a row than a page has: small screens scroll it, since shrunk it could not be read."
+    "Whether a figure has more pixels in a row than a page: small screens scroll it, since shrunk it could not be read."
     pictures = ("".join(output.get("data", {}).get("image/png", "")) for output in cell["outputs"])
     return any(int.from_bytes(base64.b64decode(picture[:64])[16:20], "big") > 1000 for picture in pictures if picture)
 
@@ -95,36 +81,29 @@ def cells(notebook: dict):
             yield dict(cell, cell_type="markdown", source=f"# {front['title']}" + subtitle)
         elif cell["cell_type"] == "code":
             chosen, code = options(source)
-            if chosen.get("output") == "asis":
-                for output in cell["outputs"]:
-                    yield dict(cell_type="markdown", metadata={}, source=api("".join(output["data"]["text/markdown"])))
-                continue
             image = (
                 {"image": {"alt": chosen["fig-alt"]} | ({"classes": "wide"} if wide(cell) else {})}
                 if "fig-alt" in chosen
                 else {}
             )
             tags = ["remove-input"] if chosen.get("echo") is False else []
+            tags += ["hide-input"] if chosen.get("code-fold") else []
             yield dict(cell, source=code, metadata={"tags": tags, "mystnb": image})
         else:
             yield dict(cell, source=source)
 
 
-def with_links(cell: dict, page: str, host: str) -> dict:
+def with_links(cell: dict) -> dict:
     "The cell with its links, and those in what it printed as Markdown, leading to pages of the site."
     if cell["cell_type"] == "markdown":
-        return dict(cell, source=site_links(cell["source"], page, host))
-    linked = lambda data: (
-        data | {"text/markdown": site_links("".join(data["text/markdown"]), page, host)}
-        if "text/markdown" in data
-        else data
-    )
-    return dict(
-        cell,
-        outputs=[
-            dict(output, data=linked(output["data"])) if "data" in output else output for output in cell["outputs"]
-        ],
-    )
+        return dict(cell, source=site_links(cell["source"]))
+    outputs = []
+    for output in cell["outputs"]:
+        data = output.get("data", {})
+        if "text/markdown" in data:
+            output = dict(output, data=data | {"text/markdown": site_links("".join(data["text/markdown"]))})
+        outputs.append(output)
+    return dict(cell, outputs=outputs)
 
 
 def toctree(found: list) -> str:
@@ -139,7 +118,7 @@ def toctree(found: list) -> str:
     return "\n\n".join(tree(caption, [page for page in pages if page != "index.ipynb"]) for caption, pages in found)
 
 
-def write_sources(processed: Path, out: Path, found: list, host: str):
+def write_sources(processed: Path, out: Path, found: list):
     "Every page that _quarto.yml names, and every picture beside them, as Sphinx wants them."
     shutil.rmtree(out, ignore_errors=True)
     pages = [page for _, pages in found for page in pages]
@@ -150,24 +129,16 @@ def write_sources(processed: Path, out: Path, found: list, host: str):
             continue
         to.parent.mkdir(parents=True, exist_ok=True)
         if file.suffix == ".md":
-            to.write_text(site_links(file.read_text(encoding="utf-8"), page, host), encoding="utf-8")
+            to.write_text(site_links(file.read_text(encoding="utf-8")), encoding="utf-8")
         elif file.suffix != ".ipynb":
             shutil.copy2(file, to)
         else:
             notebook = json.loads(file.read_text(encoding="utf-8"))
-            made = [with_links(cell, page, host) for cell in cells(notebook)]
+            made = [with_links(cell) for cell in cells(notebook)]
             if page == "index.ipynb":
                 made.append(dict(cell_type="markdown", metadata={}, source=toctree(found)))
-            to.write_text(
-                json.dumps(
-                    dict(
-                        notebook,
-                        cells=[{k: v for k, v in cell.items() if k != "id"} for cell in made],
-                        nbformat_minor=4,
-                    )
-                ),
-                encoding="utf-8",
-            )
+            made = [{k: v for k, v in cell.items() if k != "id"} for cell in made]
+            to.write_text(json.dumps(dict(notebook, cells=made, nbformat_minor=4)), encoding="utf-8")
 
 
 def copy(source: Path, to: Path):
@@ -179,22 +150,29 @@ def copy(source: Path, to: Path):
         shutil.copy2(source, to)
 
 
-def with_sphinx(config: dict, found: list, out: Path):
+def with_quarto(processed: Path, out: Path) -> int:
+    "Build with Quarto; its failure is ours."
+    code = subprocess.run(["quarto", "render", "--no-cache"], cwd=processed).returncode
+    if code == 0:
+        shutil.rmtree(out, ignore_errors=True)
+        shutil.move(processed / "_docs", out)
+    return code
+
+
+def with_sphinx(config: dict, found: list, processed: Path, out: Path) -> int:
     "Build with Sphinx; a link to nowhere is an error."
-    from nbdev.config import get_config
-    from nbdev.serve import proc_nbs
     from sphinx.application import Sphinx
     from sphinx.util.docutils import docutils_namespace
 
-    settings = get_config()
-    host = settings.doc_host + settings.doc_baseurl
-    processed = proc_nbs(force=stale())
+    settings = ConfigParser()
+    settings.read(ROOT / "settings.ini", encoding="utf-8")
+    settings = settings["DEFAULT"]
     chosen = dict(
         project=config["website"]["title"],
         html_title=config["website"]["title"],
-        author=settings.author,
-        version=settings.version,
-        release=settings.version,
+        author=settings["author"],
+        version=settings["version"],
+        release=settings["version"],
         extensions=["myst_nb"],
         mathjax_path="mathjax/tex-chtml.js",
         html_theme="sphinx_book_theme",
@@ -210,6 +188,8 @@ def with_sphinx(config: dict, found: list, out: Path):
         },
         nb_execution_mode="off",
         nb_merge_streams=True,
+        nb_code_prompt_show="How it is done",
+        nb_code_prompt_hide="How it is done",
         nb_render_markdown_format="myst",
         myst_heading_anchors=4,
         myst_heading_slug_func="make_site.slug",
@@ -221,42 +201,29 @@ def with_sphinx(config: dict, found: list, out: Path):
     )
     with TemporaryDirectory() as work, docutils_namespace():
         sources, built = Path(work, "sources"), Path(work, "html")
-        write_sources(processed, sources, found, host)
+        write_sources(processed, sources, found)
         mathjax = Path(find_spec("sphinx-mathjax-offline").origin).parent / "static" / "mathjax"
         for needed in ("tex-chtml.js", "input/tex", "output/chtml"):
             copy(mathjax / needed, sources / "_static" / "mathjax" / needed)
-        app = Sphinx(
-            sources,
-            None,
-            built,
-            Path(work, "doctrees"),
-            "html",
-            confoverrides=chosen,
-            warningiserror=True,
-            freshenv=True,
-            parallel=2,
-            status=None,
-        )
+        folders = (sources, None, built, Path(work, "doctrees"), "html")
+        rules = dict(confoverrides=chosen, warningiserror=True, freshenv=True, parallel=2, status=None)
+        app = Sphinx(*folders, **rules)
         app.build()
         shutil.rmtree(out, ignore_errors=True)
         shutil.move(built, out)
     return app.statuscode
 
 
-def stale() -> bool:
-    "Whether the library has changed since the notebooks were processed: then links and signatures may have, too."
-    made, library = ROOT / "_proc", ROOT / "mmdfw" / "_modidx.py"
-    return not made.exists() or made.stat().st_mtime < library.stat().st_mtime
-
-
-def main(out: str = "_docs", builder: str = "quarto" if shutil.which("quarto") else "sphinx"):
+def main(out: str = "_docs", builder: str = "quarto" if shutil.which("quarto") else "sphinx") -> int:
     "Build into `out` with Quarto or Sphinx."
     os.chdir(ROOT)
     config = yaml.safe_load((ROOT / "_quarto.yml").read_text(encoding="utf-8"))
     found = sections(config)
+    processed = ROOT / "_proc"
+    write_pages(ROOT, processed, config["website"]["repo-url"])
     if builder == "quarto":
-        return subprocess.run([Path(sys.executable).parent / "nbdev_docs"]).returncode
-    return with_sphinx(config, found, Path(out).resolve())
+        return with_quarto(processed, Path(out).resolve())
+    return with_sphinx(config, found, processed, Path(out).resolve())
 
 
 if __name__ == "__main__":
