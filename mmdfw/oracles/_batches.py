@@ -112,7 +112,7 @@ def check_batch_oracle(oracle: "BatchOracle"):
 
 
 def start_flock(oracle: "BatchOracle", key: jax.Array, particles: Particles) -> Flock:
-    "A flock at draws from the prior if there are no particles, or always if asked; else where the last B of them stand."
+    "A flock at draws from the prior if there are no particles, or if asked; else where the last B of them stand."
     draw = jax.vmap(lambda k: ravel(oracle.target.function.model.sample_prior(k)))
     keys = jax.random.split(key, oracle.particles_per_step)
     if oracle.restart == "prior" or not len(particles.position):
