@@ -8,10 +8,10 @@ __all__ = ['QUICK_BUDGET', 'Settings', 'Trial', 'Part', 'Findings', 'Experiment'
            'markdown_table', 'timed']
 
 # %% ../../nbs/experiments/00_framework.ipynb #6e718710
-import json, os, pkgutil, platform, shutil, subprocess, time
+import json, os, pkgutil, platform, shutil, signal, subprocess, threading, time
 from abc import ABC, abstractmethod
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
 from importlib.metadata import version
@@ -170,9 +170,37 @@ def made_with() -> dict:
 def run_part(experiment: Experiment, part: Part, trial: Trial, folder: Path) -> dict:
     "What one part finds in one trial, from disk if it was done before."
     asked = {"number": part.number, "parameters": part.parameters, "seed": trial.seed, "machine": machine()}
-    compute = lambda: {"json": json.dumps(part.run(trial))}
+
+    def compute():
+        with no_interrupt_unnoticed():
+            return {"json": json.dumps(part.run(trial))}
+
     kept = cached(experiment.name, asked | trial.settings._asdict(), compute, folder)
     return json.loads(str(kept["json"]))
+
+
+@contextmanager
+def no_interrupt_unnoticed():
+    """Raise an interrupt at the end, if something inside has taken notice of it and gone on.
+
+    Growth keeps what it has when it is interrupted; what a part makes of that must not be kept."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # interrupts reach the main thread only
+        return
+    noticed = []
+    before = signal.getsignal(signal.SIGINT)
+
+    def note(number, frame):
+        noticed.append(number)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+        if noticed:
+            raise KeyboardInterrupt
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def check_parts(parts: tuple) -> tuple:
