@@ -393,7 +393,6 @@ KNOWN_LEANING = {
     "as_history",
     "begin",
     "demand_close",
-    "held_out_scores",
     "in_precision",
     "print_version",
     "run_demo",
