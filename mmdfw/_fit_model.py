@@ -10,19 +10,19 @@ import inspect
 from itertools import chain
 from typing import Any, Callable, Iterator, NamedTuple
 import jax, jax.numpy as jnp, optax
-from ._checks import check_count, check_positive, pytree_dataclass, show_progress
-from ._fit import Ask, check_nouns, choose_rule, find_start, particle_setting
-from ._loop import Components, State, Until, as_history, capacity_for, empty_state, grow, jitted_init
-from ._result import Result, Run, finish, watch_for
-from ._target import Score, Target, as_target, check_key, check_start
-from .embeddings._embedding import ParticleEmbedding
-from .kernels._kernel import RBF, Kernel
-from .kernels._lengthscale import median_lengthscale
-from .models._model import Model, stack_batches
-from .oracles._batches import BatchOracle
-from .oracles._blocks import divide_work
-from .oracles._oracle import Oracle
-from .steps._step import StepRule
+from mmdfw._checks import check_count, check_positive, pytree_dataclass, show_progress
+from mmdfw._fit import Ask, check_nouns, choose_rule, find_start, particle_setting
+from mmdfw._loop import Components, State, Until, as_history, capacity_for, empty_state, grow, jitted_init
+from mmdfw._result import Result, Run, finish, watch_for
+from mmdfw._target import Score, Target, as_target, check_key, check_start
+from mmdfw.embeddings._embedding import ParticleEmbedding
+from mmdfw.kernels._kernel import RBF, Kernel
+from mmdfw.kernels._lengthscale import median_lengthscale
+from mmdfw.models._model import Model, stack_batches
+from mmdfw.oracles._batches import BatchOracle
+from mmdfw.oracles._blocks import divide_work
+from mmdfw.oracles._oracle import Oracle
+from mmdfw.steps._step import StepRule
 
 # %% ../nbs/library/82_fit_model.ipynb #5693c77c
 @pytree_dataclass

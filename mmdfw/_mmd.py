@@ -10,8 +10,8 @@ from typing import Any
 import jax, jax.numpy as jnp
 from jax.core import Tracer
 from jaxtyping import Array, Float
-from ._checks import check_count, check_points, check_weights
-from .kernels._kernel import Kernel
+from mmdfw._checks import check_count, check_points, check_weights
+from mmdfw.kernels._kernel import Kernel
 
 # %% ../nbs/theory/20_mmd.ipynb #d66f3200
 def kernel_mean(

@@ -10,18 +10,18 @@ import warnings
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
 import jax, jax.numpy as jnp, numpy as np
-from ._checks import check_choice, check_count
-from ._files import versions, whole_file, write_json
-from ._fit_model import fit_model
-from ._result import Result, load
-from ._saved import read_header
-from .data._load import load_table
-from .data._split import Split, split_rows, standardise
-from .data._table import Table
-from .models._bnn import mlp
-from .models._logistic import Logistic
-from .models._model import Model
-from .plots import colors, plot_style
+from mmdfw._checks import check_choice, check_count
+from mmdfw._files import versions, whole_file, write_json
+from mmdfw._fit_model import fit_model
+from mmdfw._result import Result, load
+from mmdfw._saved import read_header
+from mmdfw.data._load import load_table
+from mmdfw.data._split import Split, split_rows, standardise
+from mmdfw.data._table import Table
+from mmdfw.models._bnn import mlp
+from mmdfw.models._logistic import Logistic
+from mmdfw.models._model import Model
+from mmdfw.plots import colors, plot_style
 
 # %% ../nbs/library/86_runs.ipynb #543a33f3
 class Job(NamedTuple):

@@ -8,10 +8,10 @@ __all__ = ['fetch']
 # %% ../../nbs/library/65_fetch.ipynb #699bcc04
 import hashlib, os, tempfile
 from pathlib import Path
-from .._checks import check_choice, check_count
-from ._read import BROKEN, unpack
-from ._sources import SOURCES, Source, data_folders, find_file, read_published
-from ._table import OFFLINE
+from mmdfw._checks import check_choice, check_count
+from mmdfw.data._read import BROKEN, unpack
+from mmdfw.data._sources import SOURCES, Source, data_folders, find_file, read_published
+from mmdfw.data._table import OFFLINE
 
 # %% ../../nbs/library/65_fetch.ipynb #8e2905ee
 def check_published(path: Path, source: Source) -> Path:

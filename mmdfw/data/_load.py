@@ -8,9 +8,9 @@ __all__ = ['load_table', 'Entry', 'published_entry', 'catalogue']
 # %% ../../nbs/library/64_load.ipynb #017ba80b
 from pathlib import Path
 from typing import NamedTuple
-from ._read import load_file
-from ._sources import SOURCES, Source, find_file, load_source
-from ._table import OFFLINE, Table, load_offline
+from mmdfw.data._read import load_file
+from mmdfw.data._sources import SOURCES, Source, find_file, load_source
+from mmdfw.data._table import OFFLINE, Table, load_offline
 
 # %% ../../nbs/library/64_load.ipynb #eb4f4eb0
 def load_table(

@@ -10,7 +10,7 @@ import gzip, io, struct, warnings, zipfile, zlib
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 import numpy as np, pandas as pd
-from ._table import Table, as_table
+from mmdfw.data._table import Table, as_table
 
 # %% ../../nbs/library/62_read.ipynb #5a29ceab
 BROKEN = (  # what reading a damaged file may raise

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import NamedTuple
 import numpy as np, pandas as pd, pooch
 from jaxtyping import Float
-from ._read import BROKEN, unpack
-from ._table import Table, check_finite
+from mmdfw.data._read import BROKEN, unpack
+from mmdfw.data._table import Table, check_finite
 
 # %% ../../nbs/library/63_sources.ipynb #53b46e45
 class Source(NamedTuple):

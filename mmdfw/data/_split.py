@@ -9,8 +9,8 @@ __all__ = ['Scaler', 'column_scales', 'Split', 'split', 'standardise']
 from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
-from .._checks import check_count
-from ._table import Table, check_binary
+from mmdfw._checks import check_count
+from mmdfw.data._table import Table, check_binary
 
 # %% ../../nbs/library/61_split.ipynb #1198ef22
 class Scaler(NamedTuple):

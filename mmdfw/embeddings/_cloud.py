@@ -14,9 +14,9 @@ import optax
 from jaxtyping import Array, Float
 from scipy.special import logsumexp, softmax
 from scipy.stats import norm, qmc
-from .._checks import check_count, check_points
-from .._target import Target, as_target, log_densities
-from .._mixture import GaussianMixture
+from mmdfw._checks import check_count, check_points
+from mmdfw._target import Target, as_target, log_densities
+from mmdfw._mixture import GaussianMixture
 
 # %% ../../nbs/theory/22_cloud.ipynb #ff2fd814
 def importance_weights(

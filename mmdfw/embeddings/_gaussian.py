@@ -9,7 +9,7 @@ __all__ = ['GaussianApproximation', 'gaussian_approximation']
 from typing import Any, Callable, NamedTuple
 import jax, jax.numpy as jnp, numpy as np, optax
 from jaxtyping import Array, Float
-from .._checks import check_count, check_points, check_positive, warn_user
+from mmdfw._checks import check_count, check_points, check_positive, warn_user
 from mmdfw.embeddings._cloud import (
     as_root,
     effective_sample_size,
@@ -18,8 +18,8 @@ from mmdfw.embeddings._cloud import (
     laplace_root,
     sobol_normal,
 )
-from .._target import Target, as_target, check_start, log_densities
-from .._mixture import GaussianMixture
+from mmdfw._target import Target, as_target, check_start, log_densities
+from mmdfw._mixture import GaussianMixture
 
 # %% ../../nbs/theory/23_gaussian.ipynb #9a1cef8d
 def path_gradients(

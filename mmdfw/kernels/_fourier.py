@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from .._checks import check_count, check_positive, pytree_dataclass
-from ._kernel import Kernel, divide
+from mmdfw._checks import check_count, check_positive, pytree_dataclass
+from mmdfw.kernels._kernel import Kernel, divide
 
 # %% ../../nbs/theory/11_fourier.ipynb #d6ed4066
 @pytree_dataclass

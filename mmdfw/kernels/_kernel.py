@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jaxtyping import Array, Float
 
-from .._checks import check_positive, pytree_dataclass
+from mmdfw._checks import check_positive, pytree_dataclass
 
 # %% ../../nbs/theory/10_kernel.ipynb #ad353017
 def largest_array(fn: Callable, *args) -> int:

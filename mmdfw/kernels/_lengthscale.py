@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 
-from .._checks import check_count, check_positive
-from ._kernel import RBF, check_pair, squared_distances
-from ._stein_kernel import Stein
+from mmdfw._checks import check_count, check_positive
+from mmdfw.kernels._kernel import RBF, check_pair, squared_distances
+from mmdfw.kernels._stein_kernel import Stein
 
 # %% ../../nbs/theory/13_lengthscale.ipynb #caccd5a9
 def median_rule(

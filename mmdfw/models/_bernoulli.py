@@ -10,7 +10,7 @@ from typing import Any
 import jax, jax.numpy as jnp
 from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float, Num
-from .._checks import pytree_dataclass
+from mmdfw._checks import pytree_dataclass
 from mmdfw.models._predictive import (
     check_entries,
     check_matrix,

@@ -11,11 +11,11 @@ from typing import Any, Callable
 import jax, jax.numpy as jnp, numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
-from .._checks import check_count, check_positive
-from .._target import ravel
-from ._logistic import log_gamma_density
-from ._model import Model
-from ._predictive import GaussianPredictive
+from mmdfw._checks import check_count, check_positive
+from mmdfw._target import ravel
+from mmdfw.models._logistic import log_gamma_density
+from mmdfw.models._model import Model
+from mmdfw.models._predictive import GaussianPredictive
 
 # %% ../../nbs/library/73_bnn.ipynb #2a285af5
 class MLP(nnx.Module):

@@ -10,10 +10,10 @@ from functools import partial
 from typing import Any, NamedTuple
 import jax, jax.numpy as jnp, numpy as np
 from jaxtyping import Array, Float, Int, Num
-from .._checks import check_count
-from ._bernoulli import BernoulliPredictive, check_labels
-from ._predictive import GaussianPredictive, check_levels
-from ..plots import colors, given_axes
+from mmdfw._checks import check_count
+from mmdfw.models._bernoulli import BernoulliPredictive, check_labels
+from mmdfw.models._predictive import GaussianPredictive, check_levels
+from mmdfw.plots import colors, given_axes
 
 # %% ../../nbs/library/68_calibration.ipynb #f3ac19bd
 def coverage(

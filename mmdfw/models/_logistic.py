@@ -9,10 +9,10 @@ __all__ = ['Logistic']
 from dataclasses import dataclass
 import jax, jax.numpy as jnp
 from jaxtyping import Array, Float
-from .._checks import check_count, check_positive
-from ._bernoulli import BernoulliPredictive
-from ._model import Model
-from ._scores import Classification
+from mmdfw._checks import check_count, check_positive
+from mmdfw.models._bernoulli import BernoulliPredictive
+from mmdfw.models._model import Model
+from mmdfw.models._scores import Classification
 
 # %% ../../nbs/library/72_logistic.ipynb #5097dae8
 def log_gamma_density(log_value: Float[Array, ""], shape: float, rate: float) -> Float[Array, ""]:

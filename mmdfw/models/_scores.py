@@ -9,11 +9,11 @@ __all__ = ['regression_scores', 'classification_scores', 'as_floats', 'Task', 'R
 from typing import Any, ClassVar
 import jax, jax.numpy as jnp, numpy as np
 from jaxtyping import Array, Float, Num
-from .._checks import check_positive
-from ..data._table import check_binary
-from ._bernoulli import BernoulliPredictive, check_labels
-from ._calibration import coverage, expected_calibration_error, plot_coverage, plot_reliability
-from ._predictive import GaussianPredictive, check_observed
+from mmdfw._checks import check_positive
+from mmdfw.data._table import check_binary
+from mmdfw.models._bernoulli import BernoulliPredictive, check_labels
+from mmdfw.models._calibration import coverage, expected_calibration_error, plot_coverage, plot_reliability
+from mmdfw.models._predictive import GaussianPredictive, check_observed
 
 # %% ../../nbs/library/69_scores.ipynb #d594c55c
 def rmse(predictive: GaussianPredictive, y: Float[Any, " rows"]) -> Float[Array, ""]:

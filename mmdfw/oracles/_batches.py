@@ -8,13 +8,13 @@ __all__ = ['BatchOracle']
 # %% ../../nbs/library/75_batches.ipynb #32430c4a
 from typing import Any, Callable, NamedTuple
 import jax, jax.numpy as jnp, optax
-from .._checks import check_choice, check_count, check_positive, pytree_dataclass, static
-from .._saved import saveable
-from .._target import Target, ravel
-from ..embeddings._embedding import Particles
-from ..kernels._kernel import squared_distances
-from ..kernels._lengthscale import median_rule
-from ._oracle import Oracle, Proposal, lmo_value
+from mmdfw._checks import check_choice, check_count, check_positive, pytree_dataclass, static
+from mmdfw._saved import saveable
+from mmdfw._target import Target, ravel
+from mmdfw.embeddings._embedding import Particles
+from mmdfw.kernels._kernel import squared_distances
+from mmdfw.kernels._lengthscale import median_rule
+from mmdfw.oracles._oracle import Oracle, Proposal, lmo_value
 
 # %% ../../nbs/library/75_batches.ipynb #4f7ceb7a
 def batch_direction(

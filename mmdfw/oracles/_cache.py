@@ -9,9 +9,9 @@ __all__ = ['CachedOracle', 'as_counts', 'cached_oracle']
 from dataclasses import replace
 from typing import Any, Callable
 import jax, jax.numpy as jnp
-from .._checks import check_choice, check_points, pytree_dataclass, static
-from ..embeddings._embedding import Embedding
-from ..kernels._kernel import Kernel
+from mmdfw._checks import check_choice, check_points, pytree_dataclass, static
+from mmdfw.embeddings._embedding import Embedding
+from mmdfw.kernels._kernel import Kernel
 from mmdfw.oracles._oracle import (
     GradientOracle,
     Oracle,
@@ -24,7 +24,7 @@ from mmdfw.oracles._oracle import (
     pool_starts,
     walk,
 )
-from ._search import Known, KnownMeans
+from mmdfw.oracles._search import Known, KnownMeans
 
 # %% ../../nbs/theory/60_cache.ipynb #60a1c007
 def finite_rows(cache: PoolStarts) -> jax.Array:  # (m,) bool

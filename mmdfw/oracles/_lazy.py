@@ -8,12 +8,12 @@ __all__ = ['certified_mmd', 'LazyOracle', 'check_lazy']
 # %% ../../nbs/theory/61_lazy.ipynb #61a2c003
 from typing import Any, NamedTuple
 import jax, jax.numpy as jnp, numpy as np
-from ..bounds import checked_delta, linear_bound, sublinear_bound
-from ._cache import as_counts, cache_values, finite_rows
-from .._checks import check_count, check_positive, pytree_dataclass, static
-from ._oracle import Oracle, PoolStarts, Problem, Proposal, lmo_value
-from ._search import check_search
-from .._saved import saveable
+from mmdfw.bounds import checked_delta, linear_bound, sublinear_bound
+from mmdfw.oracles._cache import as_counts, cache_values, finite_rows
+from mmdfw._checks import check_count, check_positive, pytree_dataclass, static
+from mmdfw.oracles._oracle import Oracle, PoolStarts, Problem, Proposal, lmo_value
+from mmdfw.oracles._search import check_search
+from mmdfw._saved import saveable
 
 # %% ../../nbs/theory/61_lazy.ipynb #61a2c007
 def certified_mmd(

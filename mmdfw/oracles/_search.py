@@ -9,9 +9,9 @@ __all__ = ['greedy_value', 'check_quadrature', 'quadrature_value', 'MonteCarloOr
 # %% ../../nbs/theory/53_search.ipynb #171ece83
 from typing import Any, Callable
 import jax, jax.numpy as jnp
-from .._checks import check_count, check_positive, pytree_dataclass, static
-from ..embeddings._embedding import Embedding, SteinEmbedding
-from ..kernels._kernel import Kernel
+from mmdfw._checks import check_count, check_positive, pytree_dataclass, static
+from mmdfw.embeddings._embedding import Embedding, SteinEmbedding
+from mmdfw.kernels._kernel import Kernel
 from mmdfw.oracles._oracle import (
     Oracle,
     PoolStarts,
@@ -24,8 +24,8 @@ from mmdfw.oracles._oracle import (
     model_mean,
     pick,
 )
-from ..steps._quadrature import decrease_by_one_point
-from .._saved import saveable
+from mmdfw.steps._quadrature import decrease_by_one_point
+from mmdfw._saved import saveable
 
 # %% ../../nbs/theory/53_search.ipynb #8bfd734d
 @saveable

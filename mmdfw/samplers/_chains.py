@@ -14,11 +14,11 @@ from blackjax.adaptation.step_size import dual_averaging_adaptation
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float, Key
 from tqdm import tqdm
-from .._checks import check_count, check_positive, pytree_dataclass, show_progress, warn_user
-from .._files import cached, program_digest
-from .._target import Target, as_target, check_key, check_position, values_and_scores
-from ..embeddings._gaussian import GaussianApproximation
-from ._svgd import target_like
+from mmdfw._checks import check_count, check_positive, pytree_dataclass, show_progress, warn_user
+from mmdfw._files import cached, program_digest
+from mmdfw._target import Target, as_target, check_key, check_position, values_and_scores
+from mmdfw.embeddings._gaussian import GaussianApproximation
+from mmdfw.samplers._svgd import target_like
 
 # %% ../../nbs/library/77_chains.ipynb #68a4ed74
 @dataclass(frozen=True, eq=False, repr=False)

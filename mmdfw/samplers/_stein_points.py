@@ -7,12 +7,12 @@ __all__ = ['stein_points']
 
 # %% ../../nbs/theory/54_stein_points.ipynb #3c3deac1
 from typing import Callable
-from ..embeddings._embedding import SteinEmbedding
-from .._loop import Algorithm, frank_wolfe
-from ..kernels._kernel import IMQ, Kernel
-from ..kernels._stein_kernel import Stein
-from ..oracles._oracle import Oracle
-from ..steps._step import ConstantStep, StepRule
+from mmdfw.embeddings._embedding import SteinEmbedding
+from mmdfw._loop import Algorithm, frank_wolfe
+from mmdfw.kernels._kernel import IMQ, Kernel
+from mmdfw.kernels._stein_kernel import Stein
+from mmdfw.oracles._oracle import Oracle
+from mmdfw.steps._step import ConstantStep, StepRule
 
 # %% ../../nbs/theory/54_stein_points.ipynb #637fae01
 def stein_points(

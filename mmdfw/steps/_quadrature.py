@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import jax, jax.numpy as jnp, numpy as np, optax
 from jax.scipy.linalg import solve_triangular
 from scipy import stats
-from .._checks import check_choice, check_positive, pytree_dataclass, static
-from ._step import StepRule, active
+from mmdfw._checks import check_choice, check_positive, pytree_dataclass, static
+from mmdfw.steps._step import StepRule, active
 
 # %% ../../nbs/theory/41_quadrature.ipynb #5ece7289
 def jitter_ladder(
