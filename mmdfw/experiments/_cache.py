@@ -18,14 +18,14 @@ from mmdfw.experiments._mixture import (
     cloud_parts,
     curve,
     draw_places,
-    grow,
+    grow_from_middle,
     paper_parts,
     places,
     plot_curve,
     spread,
     toy_cloud,
 )
-from mmdfw._loop import Components, Info
+from mmdfw._loop import Components, Info, State, Until
 from mmdfw.kernels._kernel import IMQ, RBF
 from mmdfw.kernels._stein_kernel import Stein
 from mmdfw.oracles._lazy import LazyOracle
@@ -131,10 +131,10 @@ class Grown(Part):
         with jax.enable_x64(True):
             make_key, grow_key = jax.random.split(trial.key(self.number))
             parts, before = on_svgd(trial, self.kind) if self.with_cache else self.alone(make_key)
-            state, weights, infos = grow(parts, grow_key, n)
-            evaluations = {str(m): before + int(infos.evaluations[m - 2]) for m in sizes}
-            found = {"mmd2": curve(LENGTHSCALE, state, weights, sizes), "evaluations": evaluations}
-        kept = places(state.particles.position[:n], weights[-1, :n])
+            grown = grow_from_middle(parts, grow_key, n)
+            evaluations = {str(m): before + int(grown.infos.evaluations[m - 2]) for m in sizes}
+            found = {"mmd2": curve(LENGTHSCALE, grown, sizes), "evaluations": evaluations}
+        kept = places(grown.positions, grown.last_weights)
         return found | ({"particles": kept} if trial.first else {})
 
     def alone(self, key: jax.Array) -> tuple:  # -> Components, evaluations before
@@ -225,6 +225,17 @@ def lazy_world(world: str, trial: Trial) -> tuple:  # -> kernel, embedding, how 
     return kernel, SteinEmbedding(kernel), walker
 
 
+@dataclass(frozen=True)
+class UntilCalls(Until):
+    "Growth that ends after so many calls of the oracle, however many particles there are then."
+
+    calls: int | None = None  # and one for each first particle, as the state counts them
+
+    def reached(self, state: State, info: Info | None, seconds: float) -> bool:
+        "Whether the oracle has been called often enough."
+        return int(state.calls) >= self.calls
+
+
 def along_the_way(infos: Info, num: int) -> dict:
     "Some steps, evenly spaced on a log axis; the gap is the last one that was measured."
     at = np.unique(np.geomspace(1, num, 25).astype(int)) - 1
@@ -265,11 +276,11 @@ class Loop(Part):
             kernel, embedding, walker = lazy_world(self.world, trial)
             points = svgd_cache(trial).positions
             parts = Components(kernel, embedding, self.oracle(kernel, embedding, walker, points), LineSearch())
-            state, weights, infos = grow(parts, trial.key(WORLDS[self.world]), num + 1)
-            n = int(state.particles.count)
+            grown = grow_from_middle(parts, trial.key(WORLDS[self.world]), num + 1, UntilCalls(calls=num + 1))
             scores = len(points) * kernel.evaluations_per_point if self.with_cache else 0  # those of the cached points
-            mmd2 = exact_mmd2(state.particles.position[:n], weights[-1, :n])
-        return along_the_way(infos, num) | {"before": scores, "particles_in_use": n, "true_mmd2": mmd2}
+            mmd2 = exact_mmd2(grown.positions, grown.last_weights)
+        more = {"before": scores, "particles_in_use": len(grown.positions), "true_mmd2": mmd2}
+        return along_the_way(grown.infos, num) | more
 
 # %% ../../nbs/experiments/20_cache.ipynb #20e1c027
 LOOPS = {  # number within a world -> name, lazy, with a cache, colour, line

@@ -12,20 +12,20 @@ import jax, jax.numpy as jnp, matplotlib.pyplot as plt, numpy as np
 from mmdfw._compress import compress
 from mmdfw.data._split import split
 from mmdfw.experiments._framework import Experiment, Findings, Part, Settings, Trial, table_for, timed
-from mmdfw.experiments._race import SVGD, GrowthInSteps, Method, Race, best_of, run_growth, speedups, stand
-from mmdfw._loop import capacity_for
+from mmdfw.experiments._race import SVGD, GrowthInSteps, Method, Race, best_of, curve_of, run_growth, speedups, stand
+from mmdfw.embeddings._embedding import SteinEmbedding
+from mmdfw._loop import Components, Until, Watch, capacity_for, grow, jitted_init
 from mmdfw.kernels._fourier import random_fourier
 from mmdfw.kernels._kernel import RBF
+from mmdfw.kernels._stein_kernel import Stein
 from mmdfw.models._logistic import Logistic
 from mmdfw.experiments._bench_logistic import Case, by_stein_points, by_svgd, evenly, judged, make_case, short_run
-from mmdfw.models._model import posterior
 from mmdfw.plots import colors
 from mmdfw.steps._quadrature import Quadrature
 from mmdfw.samplers._chains import sgld
 from mmdfw.oracles._search import MonteCarloOracle, greedy_value
 from mmdfw.steps._step import ConstantStep, LineSearch
-from mmdfw.samplers._stein_points import stein_points
-from mmdfw._target import layout_of
+from mmdfw._target import Score, layout_of
 
 # %% ../../nbs/experiments/40_covertype.ipynb #7742eb68
 SPEEDUP_GOAL = 3.0  # SVGD's time to its last score over ours to the same
@@ -83,31 +83,21 @@ class SteinPointsBySearch(Method):
 
     def __call__(self, key: jax.Array, race: Race) -> dict:
         "The curve of one growth, point by point."
-        compile_key, map_key, *keys = jax.random.split(key, self.num_points + 1)
-        target = posterior(race.model, race.data.x, race.data.y)
-        layout = layout_of(jax.eval_shape(race.model.sample_prior, key))
+        compile_key, map_key, grow_key = jax.random.split(key, 3)
         near_mode = dict(num_particles=1, particles_per_step=1, first_steps=100, later_steps=100)
         run_growth(compile_key, race, **near_mode)
         first = run_growth(map_key, race, **near_mode)
-        score = jax.grad(lambda u: target(layout.unravel(u)))
-        box = ((-1.0, 1.0),) * layout.dimension
-        oracle = MonteCarloOracle(box, self.num_tries, 1, 1.0, greedy_value)
-        algorithm = stein_points(score, oracle, RBF(1.0), capacity=capacity_for(self.num_points))
-        state = jax.jit(algorithm.init)(first.positions)
-        step = jax.jit(algorithm.step)
-        step(keys[0], state)  # compiles
-        seconds, seen = [first.records[-1].seconds], [first.records[-1].metrics]
-        for key in keys:
-            (state, _), more = timed(partial(step, key, state))
-            n = int(state.particles.count)
-            seconds.append(seconds[-1] + more)
-            weights = np.asarray(state.particles.weights[:n])
-            seen.append(race.look(layout.unravel_all(state.particles.position[:n]), weights))
-        return {
-            "seconds": seconds,
-            "particles": list(range(1, len(seconds) + 1)),
-            "scores": [self.num_tries * i for i in range(len(seconds))],
-        } | {name: [float(one[name]) for one in seen] for name in METRICS}
+        target = race.target()
+        kernel = Stein(RBF(1.0), Score(target))
+        oracle = MonteCarloOracle(((-1.0, 1.0),) * target.dimension, self.num_tries, 1, 1.0, greedy_value)
+        parts = Components(kernel, SteinEmbedding(kernel), oracle, ConstantStep())
+        state = jitted_init(parts, first.positions, capacity_for(self.num_points))
+        look = lambda positions, weights: race.look(target.layout.unravel_all(positions), weights)
+        grow(compile_key, parts, state, Until(2))
+        watch = Watch(monitor=look, records=list(first.records[-1:]))
+        grow(grow_key, parts, state, Until(self.num_points), watch)
+        found = curve_of(watch)
+        return found | {"scores": [self.num_tries * i for i in range(len(found["seconds"]))]}
 
 # %% ../../nbs/experiments/40_covertype.ipynb #94d98a6f
 STAND_IN = "breast_cancer"  # in quick form, where the file is missing

@@ -8,7 +8,7 @@ __all__ = ['KEPT_ONCE', 'places', 'spread']
 # %% ../../nbs/experiments/10_mixture.ipynb #10e1c003
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 import jax, jax.numpy as jnp, matplotlib.pyplot as plt, numpy as np
 from matplotlib.patches import Circle
 from scipy.spatial import cKDTree
@@ -26,7 +26,7 @@ from mmdfw.embeddings._cloud import Cloud, importance_cloud
 from mmdfw.embeddings._embedding import ParticleEmbedding, exact_embedding, reference_embedding
 from mmdfw.experiments._framework import Experiment, Findings, Part, Settings, Trial
 from mmdfw._fit import default_kernel
-from mmdfw._loop import Components, State, capacity_for, init, jitted_next_step, step
+from mmdfw._loop import Components, Info, State, Until, Watch, capacity_for, grow, jitted_init
 from mmdfw.kernels._kernel import RBF
 from mmdfw.kernels._lengthscale import ksd_lengthscale, median_lengthscale
 from mmdfw.oracles._oracle import GradientOracle, PriorStarts, pool_starts
@@ -81,22 +81,36 @@ def cloud_parts(cloud: Cloud, lengthscale, num_steps: int = 30) -> Components:
     return fixed_parts(reference_embedding(kernel, cloud.points, cloud.weights), num_steps)
 
 # %% ../../nbs/experiments/10_mixture.ipynb #10e1c012
-@partial(jax.jit, static_argnums=2)
-def grow(parts: Components, key: jax.Array, num: int) -> tuple:  # -> State, (num, capacity) weights, Infos
-    "Growth from one particle at the middle mode to `num`, with the weights after each step."
-    state = init(parts, jnp.zeros((1, 2)), capacity_for(num))
+class Grown(NamedTuple):
+    "A growth on the eleven Gaussians, step by step."
 
-    def body(state, key):
-        state, info = step(parts, key, state)
-        return state, (state.particles.weights, info)
+    state: State
+    weights: np.ndarray  # (steps + 1, capacity): before the first step, and after each
+    infos: Info  # with a leading axis of steps
 
-    end, (weights, infos) = jax.lax.scan(body, state, jax.random.split(key, num - 1))
-    return end, jnp.concatenate([state.particles.weights[None], weights]), infos
+    @property
+    def positions(self) -> np.ndarray:
+        "The particles, (n, 2)."
+        return np.asarray(self.state.particles.position)[: int(self.state.particles.count)]
+
+    @property
+    def last_weights(self) -> np.ndarray:
+        "The weights at the end, (n,)."
+        return self.weights[-1, : len(self.positions)]
 
 
-def curve(lengthscale: float, state: State, weights: jax.Array, sizes: tuple) -> dict:  # n -> MMD^2
+def grow_from_middle(parts: Components, key: jax.Array, num: int, until: Until = None) -> Grown:
+    "Growth from one particle at the middle mode to `num` particles, or as long as it is told."
+    state = jitted_init(parts, jnp.zeros((1, 2)), capacity_for(num))
+    weights = [np.asarray(state.particles.weights)]
+    watch = Watch(checkpoint=lambda parts, state: weights.append(np.asarray(state.particles.weights)))
+    grown = grow(key, parts, state, until or Until(num), watch)
+    return Grown(grown.state, np.stack(weights), jax.tree.map(lambda *each: np.stack(each), *grown.infos))
+
+
+def curve(lengthscale: float, grown: Grown, sizes: tuple) -> dict:  # n -> MMD^2
     "How MMD^2 fell along a growth."
-    return {str(n): mmd2_at(lengthscale, state.particles.position[:n], weights[n - 1, :n]) for n in sizes}
+    return {str(n): mmd2_at(lengthscale, grown.positions[:n], grown.weights[n - 1, :n]) for n in sizes}
 
 # %% ../../nbs/experiments/10_mixture.ipynb #10e1c014
 def places(positions, weights=None) -> dict:
@@ -154,9 +168,9 @@ class Growth(Part):
         with jax.enable_x64(True):
             make_key, grow_key = jax.random.split(trial.key(self.number))
             parts, before = components_of(make_key, self.kind, self.num_steps)
-            state, weights, infos = grow(parts, grow_key, max(sizes))
-            evaluations = {str(n): before + int(infos.evaluations[n - 2]) for n in sizes}
-            return {"mmd2": curve(JUDGE, state, weights, sizes), "evaluations": evaluations}
+            grown = grow_from_middle(parts, grow_key, max(sizes))
+            evaluations = {str(n): before + int(grown.infos.evaluations[n - 2]) for n in sizes}
+            return {"mmd2": curve(JUDGE, grown, sizes), "evaluations": evaluations}
 
 # %% ../../nbs/experiments/10_mixture.ipynb #10e1c019
 @dataclass(frozen=True)
@@ -170,9 +184,9 @@ class Refined(Part):
             make_key, grow_key = jax.random.split(trial.key(self.number))
             cloud = toy_cloud(make_key)
             parts = cloud_parts(cloud, JUDGE)
-            state, weights, _ = grow(parts, grow_key, max(sizes))
+            grown = grow_from_middle(parts, grow_key, max(sizes))
             moved = lambda n: refine(
-                parts.kernel, parts.embedding, state.particles.position[:n], parts.step_rule, weights[n - 1, :n]
+                parts.kernel, parts.embedding, grown.positions[:n], parts.step_rule, grown.weights[n - 1, :n]
             )
             ends = {n: moved(n) for n in sizes}
             mmd2 = {str(n): mmd2_at(JUDGE, end.positions, end.weighed.weights) for n, end in ends.items()}
@@ -218,7 +232,6 @@ class SVGDAtSize(Part):
 
 # %% ../../nbs/experiments/10_mixture.ipynb #10e1c021
 RULES = {"median": median_lengthscale, "KSD": jax.jit(lambda x: ksd_lengthscale(x, toy_target(True).score))}
-jitted_first = jax.jit(lambda parts, capacity: init(parts, jnp.zeros((1, 2)), capacity), static_argnums=1)
 
 
 def grown_by_rule(
@@ -226,17 +239,16 @@ def grown_by_rule(
 ) -> tuple:  # -> positions, weights, bandwidths
     "The paper's algorithm with a bandwidth that is given, or found anew at 1, 2, 4, 8, ... particles."
     if bandwidth not in RULES:
-        state, weights, _ = grow(paper_parts(bandwidth, kind, num_steps), key, num)
-        return state.particles.position[:num], weights[-1, :num], [bandwidth]
+        grown = grow_from_middle(paper_parts(bandwidth, kind, num_steps), key, num)
+        return grown.positions, grown.last_weights, [bandwidth]
     widths = []
-    state = jitted_first(paper_parts(1.0, kind, num_steps), capacity_for(num))
-    for n in range(1, num):
-        if n & (n - 1) == 0:  # a power of two
-            widths.append(float(RULES[bandwidth](state.particles.position[:n])))
-            parts = paper_parts(widths[-1], kind, num_steps)
-            features = parts.kernel.features(state.particles.position)
-            state = state._replace(particles=state.particles._replace(features=features))
-        state, _ = jitted_next_step(parts, key, state, num)
+    state = jitted_init(paper_parts(1.0, kind, num_steps), jnp.zeros((1, 2)), capacity_for(num))
+    while (count := int(state.particles.count)) < num:
+        widths.append(float(RULES[bandwidth](state.particles.position[:count])))
+        parts = paper_parts(widths[-1], kind, num_steps)
+        features = parts.kernel.features(state.particles.position)
+        state = state._replace(particles=state.particles._replace(features=features))
+        state = grow(key, parts, state, Until(min(2 * count, num))).state
     return state.particles.position[:num], state.particles.weights[:num], widths
 
 
@@ -252,11 +264,11 @@ def grown_on_cloud(
     elif bandwidth in RULES:
         some = jax.random.categorical(draw_key, jnp.log(cloud.weights), shape=(200,))
         width = RULES[bandwidth](cloud.points[some])
-    state, weights, _ = grow(cloud_parts(cloud, width, num_steps), grow_key, num)
-    return state.particles.position[:num], weights[-1, :num], [float(np.mean(width))]
+    grown = grow_from_middle(cloud_parts(cloud, width, num_steps), grow_key, num)
+    return grown.positions, grown.last_weights, [float(np.mean(width))]
 
 
-def grown(key: jax.Array, kind: str, bandwidth: float | str, num: int) -> tuple:  # -> positions, weights, bandwidths
+def by_rule(key: jax.Array, kind: str, bandwidth: float | str, num: int) -> tuple:  # -> positions, weights, bandwidths
     "Growth by one of the three algorithms with one rule for the bandwidth."
     if kind == "cloud":
         return grown_on_cloud(key, bandwidth, num)
@@ -294,7 +306,7 @@ class Panel(Part):
             return {}
         with jax.enable_x64(True):
             num = max(sizes_of(trial.settings))
-            x, w, widths = grown(trial.key(self.number), self.kind, self.bandwidth, num)
+            x, w, widths = by_rule(trial.key(self.number), self.kind, self.bandwidth, num)
         particles = places(x, w if self.kind == "cloud" else None)
         return {"particles": particles, "mmd2": mmd2_at(JUDGE, x, w), "lengthscale": widths[-1]}
 
@@ -314,7 +326,7 @@ class Rule(Part):
             if self.kind == "independent":
                 x, w, widths = toy_target(True).sample(key, num), None, [0.0]
             else:
-                x, w, widths = grown(key, self.kind, self.bandwidth, num)
+                x, w, widths = by_rule(key, self.kind, self.bandwidth, num)
         return {
             "lengthscale": widths[-1],
             "lengthscales": widths,

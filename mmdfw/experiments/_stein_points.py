@@ -12,7 +12,7 @@ from scipy.spatial import cKDTree
 from mmdfw.experiments._bench_mixture import LENGTHSCALE, exact_mmd2, jitted_start, toy_target
 from mmdfw.experiments._framework import Experiment, Findings, Part, Settings, Trial
 from mmdfw.embeddings._embedding import SteinEmbedding
-from mmdfw.experiments._mixture import cloud_parts, draw_places, grow, off_hills, places, spread, toy_cloud
+from mmdfw.experiments._mixture import cloud_parts, draw_places, grow_from_middle, off_hills, places, spread, toy_cloud
 from mmdfw._loop import Components
 from mmdfw.kernels._kernel import IMQ, RBF, InverseLog
 from mmdfw.kernels._stein_kernel import ScoreIMQ, Stein
@@ -105,9 +105,9 @@ class SteinPoints(Part):
             kernel = Stein(BASES[self.base](), toy_score)
             oracle = search_by(self.search, OBJECTIVES[self.objective])
             parts = Components(kernel, SteinEmbedding(kernel), oracle, ConstantStep())
-            state, _, infos = grow(parts, trial.key(self.number), num)
-            found = judged(state.particles.position[:num], None, int(infos.evaluations[-1]), trial.first)
-        return found | {"ksd2": float(infos.discrepancy[-1])}
+            grown = grow_from_middle(parts, trial.key(self.number), num)
+            found = judged(grown.positions, None, int(grown.infos.evaluations[-1]), trial.first)
+        return found | {"ksd2": float(grown.infos.discrepancy[-1])}
 
 # %% ../../nbs/experiments/30_stein_points.ipynb #55e0372e
 @dataclass(frozen=True)
@@ -131,8 +131,8 @@ class Comparison(Part):
             return run.positions, None, run.evaluations
         cloud_key, grow_key = jax.random.split(key)
         cloud = toy_cloud(cloud_key)
-        state, weights, _ = grow(cloud_parts(cloud, LENGTHSCALE), grow_key, num)
-        return state.particles.position[:num], weights[-1, :num], cloud.evaluations
+        grown = grow_from_middle(cloud_parts(cloud, LENGTHSCALE), grow_key, num)
+        return grown.positions, grown.last_weights, cloud.evaluations
 
 # %% ../../nbs/experiments/30_stein_points.ipynb #30e1c011
 SEARCHES = {"Monte Carlo": 10, "Nelder-Mead": 20, "grid": 30, "no box": 40, "gradient": 50}
