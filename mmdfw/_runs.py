@@ -6,11 +6,10 @@
 __all__ = []
 
 # %% ../nbs/library/86_runs.ipynb #17112c9c
-import warnings
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
 import jax, jax.numpy as jnp, numpy as np
-from mmdfw._checks import check_choice, check_count
+from mmdfw._checks import check_choice, check_count, warn_user
 from mmdfw._files import versions, whole_file, write_json
 from mmdfw._fit_model import fit_model
 from mmdfw._result import Result, load
@@ -92,7 +91,7 @@ def write_run(loaded: Loaded, result: Result, out) -> dict:
     predictive = result.predict(data.x_test)
     y = jnp.asarray(data.y_test, dtype=float)
     if doubts := model.doubts(predictive):
-        warnings.warn(doubts, stacklevel=3)
+        warn_user(doubts)
     last = result.records[-1]
     report = {
         "data": loaded.table.name,

@@ -119,7 +119,7 @@ def warm_up(
 ) -> tuple:  # -> states, parameters, (chains,) integration steps and the look at the start
     "Window adaptation of every chain."
     only_steps = lambda state, info, adaptation: info.num_integration_steps
-    adaptation = blackjax.window_adaptation(
+    adaptation: Any = blackjax.window_adaptation(
         blackjax.nuts,
         target,
         is_mass_matrix_diagonal=not dense,
@@ -143,7 +143,7 @@ def draw_some(
     "A draw of every chain for each column of keys."
 
     def chain(keys, state, parameters):
-        sampler = blackjax.nuts(target, **parameters)
+        sampler: Any = blackjax.nuts(target, **parameters)
 
         def body(state, key):
             state, info = sampler.step(key, state)
@@ -301,7 +301,7 @@ def nuts(
         raise ValueError(f"target_acceptance must lie between 0 and 1, got {target_acceptance!r}")
     target = as_target(logdensity_fn, position)
     starts = chain_starts(start_key, target, num_chains, spread, gaussian)
-    chosen = dict(
+    chosen: dict[str, Any] = dict(
         num_draws=num_draws, num_warmup=num_warmup, dense=bool(dense), target_acceptance=float(target_acceptance)
     )
 
@@ -326,7 +326,7 @@ def run_langevin(
     thin: int,
 ) -> Float[Array, "chains draws d"]:
     "Every `thin`-th position of every chain, after the warm-up."
-    sampler = blackjax.sgld(jax.grad(target.estimate))
+    sampler: Any = blackjax.sgld(jax.grad(target.estimate))
 
     def chain(key, start):
         def move(i, x):

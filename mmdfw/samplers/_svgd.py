@@ -10,6 +10,7 @@ import time
 from typing import Any, Callable, NamedTuple
 import blackjax, jax, jax.numpy as jnp, numpy as np, optax
 from blackjax.vi.svgd import rbf_kernel
+from jax.core import Tracer
 from jaxtyping import Array, Float, Int, Key
 from mmdfw._checks import check_choice, check_count, check_positive, pytree_dataclass, warn_user
 from mmdfw._target import Density, Layout, Target, as_density, as_target, check_key, flatten_particles
@@ -82,7 +83,8 @@ def svgd_step(
     direction = svgd_direction(state.positions, scores, width_of(bandwidth, state.positions), chunk_size)
     updates, memory = optimizer.update(-direction, state.memory, state.positions)
     updates = updates if rate is None else rate * updates
-    return SVGDState(optax.apply_updates(state.positions, updates), memory, state.rejected + ~sound)
+    positions: Any = optax.apply_updates(state.positions, updates)
+    return SVGDState(positions, memory, state.rejected + ~sound)
 
 # %% ../../nbs/theory/55_svgd.ipynb #b2c538f5
 def advance_svgd(
@@ -132,12 +134,12 @@ class Estimated(Density):
 
     function: Callable  # position, key -> scalar; itself a pytree
 
-    def __call__(self, position):
+    def __call__(self, params):
         raise ValueError("this log density takes a key: it is known on minibatches only")
 
-    def estimate(self, position, key):
-        "What the function makes of a key."
-        return self.function(position, key)
+    def estimate(self, params, key):
+        "The function's own estimate for a key."
+        return self.function(params, key)
 
 
 def target_like(thing: Any, layout: Layout, key: Key[Array, ""] | None = None) -> Target:
@@ -166,25 +168,25 @@ class SVGDResult(NamedTuple):
 
 def report_rejected(positions: Float[Array, "n d"], rejected: Int[Array, " n"], num_steps: int):
     "Say what was not finite: an error where the result is of no use, else a warning."
-    if isinstance(positions, jax.core.Tracer):
+    if isinstance(positions, Tracer):
         return
-    rejected, num = np.asarray(rejected), len(positions)
+    missed, num = np.asarray(rejected), len(positions)
     lost = np.flatnonzero(~np.isfinite(np.asarray(positions)).all(1))
     if len(lost):
         raise ValueError(
             f"{len(lost)} of {num} particles ended at NaN or infinity, the first: {lost[:5].tolist()}; "
             "lower the learning rate"
         )
-    never = np.flatnonzero(rejected == num_steps)
+    never = np.flatnonzero(missed == num_steps)
     if len(never):
         raise ValueError(
             f"{len(never)} of {num} particles never had a finite score, the first: {never[:5].tolist()}; "
             "start where the density is positive"
         )
-    if rejected.any():
+    if missed.any():
         warn_user(
-            f"{rejected.sum()} of {num_steps * num} scores were NaN or infinite and counted as zero, "
-            f"in {np.sum(rejected > 0)} particles"
+            f"{missed.sum()} of {num_steps * num} scores were NaN or infinite and counted as zero, "
+            f"in {np.sum(missed > 0)} particles"
         )
 
 
@@ -226,7 +228,7 @@ ADAM = optax.adam(0.01)
 
 def run_blackjax(positions: Float[Array, "n d"], num_steps: int, lengthscale: float) -> Float[Array, "n d"]:
     "BlackJAX's SVGD on the same target, in one scan."
-    theirs = blackjax.svgd(jax.grad(normal_logdensity), ADAM, rbf_kernel, lambda state: state)
+    theirs: Any = blackjax.svgd(jax.grad(normal_logdensity), ADAM, rbf_kernel, lambda state: state)
     state = theirs.init(positions, {"length_scale": blackjax_from_lengthscale(lengthscale)})
     return jax.lax.scan(lambda state, _: (theirs.step(state), None), state, length=num_steps)[0].particles
 
