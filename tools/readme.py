@@ -7,7 +7,7 @@ from nbconvert.preprocessors import Preprocessor
 
 
 class FrontPage(Preprocessor):
-    "Drop the directives, give figures their alternative text, and make links right for the folder above the notebook's."
+    "Drop the directives, give figures their alternative text, and make links right for the folder above."
 
     def preprocess_cell(self, cell, resources, index):
         if cell.cell_type == "code":
@@ -23,9 +23,8 @@ class FrontPage(Preprocessor):
         return cell, resources
 
     def relink(self, match):
-        return "](" + os.path.relpath(os.path.realpath("nbs/" + match[1])).replace(
-            os.sep, "/"
-        )  # through symbolic links
+        real = os.path.realpath("nbs/" + match[1])  # through symbolic links
+        return "](" + os.path.relpath(real).replace(os.sep, "/")
 
     def preprocess(self, nb, resources):
         nb.metadata.language_info = {"name": "python"}  # nbdev_clean takes it out; it colours the code

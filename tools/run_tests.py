@@ -2,13 +2,17 @@
 
     python tools/run_tests.py 2 nbs/theory/10_kernel.ipynb tests/test_loop.py    # two at a time
 
-Four seconds of every process would go into imports. So one server imports the libraries, and every process is forked from it.
-The server must not run JAX, whose threads do not survive a fork: mmdfw is not imported there, since blackjax computes on import.
+Four seconds of every process would go into imports. So one server imports the libraries, and every process is forked
+from it. The server must not run JAX, whose threads do not survive a fork: mmdfw is not imported there, since blackjax
+computes on import. What takes longest starts first, by tools/seconds.json, so that no core waits at the end;
+`python tools/run_tests.py 1 --keep FILES` writes the seconds of processor time that it finds into that table.
 """
 
 import gc
+import json
 import os
 import re
+import resource
 import sys
 import tempfile
 import time
@@ -33,12 +37,7 @@ LIBRARIES = [
     "sklearn.datasets",
     "tqdm",
 ]
-SLOW = (
-    "test_experiments",
-    "test_site",
-    "test_contracts",
-    "test_combinations",
-)  # these start first, lest one of them runs alone at the end
+SECONDS = Path(__file__).parent / "seconds.json"
 
 
 def run(file: str, log: str):
@@ -46,52 +45,63 @@ def run(file: str, log: str):
     said = os.open(log, os.O_WRONLY)
     for stream in (1, 2):
         os.dup2(said, stream)
-    gc.freeze(), gc.set_threshold(50_000)  # what was imported is never looked through for garbage, the rest seldom
-    if file.endswith(".py"):
-        import pytest
+    gc.freeze()  # what was imported is never looked through for garbage,
+    gc.set_threshold(50_000)  # the rest seldom
+    try:
+        if file.endswith(".py"):
+            import pytest
 
-        sys.exit(pytest.main([file, "-rs"]))
-    from nbdev.test import nbdev_test
+            sys.exit(pytest.main([file, "-rs"]))
+        from nbdev.test import nbdev_test
 
-    nbdev_test.__wrapped__(file, n_workers=0)
+        nbdev_test.__wrapped__(file, n_workers=0)
+    finally:
+        Path(log + ".cpu").write_text(str(processor_time()))
 
 
-def report(file: str, seconds: float, code: int, log: str) -> Counter:
-    "One line for what passed, with what pytest counted and skipped; everything that was said for what failed. A notebook counts as one test."
+def processor_time() -> float:
+    "Seconds that this process and the ones it has waited for have computed."
+    spent = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in spent)
+
+
+def report(file: str, seconds: float, code: int, log: str) -> tuple:  # -> Counter, seconds of processor time or None
+    """One line for what passed, with what pytest counted and skipped; everything that was said for what failed.
+
+    A notebook counts as one test."""
     lines = Path(log).read_text(encoding="utf-8", errors="replace").splitlines()
     counted = lines[-1].strip("= ").rsplit(" in ", 1)[0] if lines and file.endswith(".py") else ""
+    spent = float(Path(log + ".cpu").read_text()) if Path(log + ".cpu").exists() else None
+    computing = "" if spent is None else f" ({spent:3.0f} computing)"
     if code:
-        print(*lines, f"FAILED {seconds:5.0f} s  {file}  exit code {code}", sep="\n", flush=True)
+        print(*lines, f"FAILED {seconds:5.0f} s{computing}  {file}  exit code {code}", sep="\n", flush=True)
     else:
-        print(
-            f"ok     {seconds:5.0f} s  {file}  {counted}".rstrip(),
-            *(line for line in lines if line.startswith("SKIPPED")),
-            sep="\n               ",
-            flush=True,
-        )
-    numbers = Counter(
-        {what: int(number) for number, what in re.findall(r"(\d+) (passed|failed|skipped)", counted)}
-    ) or Counter(passed=not code)
-    return numbers + Counter(
-        failed=bool(code) and not numbers["failed"]
-    )  # an error that pytest does not count, or a process that died
+        skipped = [line for line in lines if line.startswith("SKIPPED")]
+        head = f"ok     {seconds:5.0f} s{computing}  {file}  {counted}".rstrip()
+        print(head, *skipped, sep="\n               ", flush=True)
+    numbers = Counter({what: int(number) for number, what in re.findall(r"(\d+) (passed|failed|skipped)", counted)})
+    numbers = numbers or Counter(passed=not code)
+    # an error that pytest does not count, or a process that died
+    return numbers + Counter(failed=bool(code) and not numbers["failed"]), spent
 
 
-def run_all(files: list, jobs: int, folder: str) -> list:
-    "Those that failed; the last line counts what passed and what did not."
-    context = get_context(
-        "forkserver" if sys.platform == "linux" else "spawn"
-    )  # a Mac's own libraries do not survive a fork
+def longest_first(files: list) -> list:
+    "In the order of the table; what it does not know is taken to be as long as most are."
+    known = json.loads(SECONDS.read_text(encoding="utf-8")) if SECONDS.exists() else {}
+    usual = sorted(known.values())[len(known) // 2] if known else 0
+    return sorted(files, key=lambda file: -known.get(file, usual))
+
+
+def run_all(files: list, jobs: int, folder: str) -> tuple:  # -> those that failed, seconds of processor time
+    "Run them, so many at a time; the last line counts what passed and what did not."
+    # a Mac's own libraries do not survive a fork
+    context = get_context("forkserver" if sys.platform == "linux" else "spawn")
     context.set_forkserver_preload(LIBRARIES)
-    os.environ.setdefault(
-        "OPENBLAS_NUM_THREADS", "1"
-    )  # no thread in the server, and no more processes at work than jobs
-    todo, running, failed = (
-        sorted(files, key=lambda file: SLOW.index(Path(file).stem) if Path(file).stem in SLOW else len(SLOW)),
-        [],
-        [],
-    )
+    # no thread in the server, and no more processes at work than jobs
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    todo, running, failed = longest_first(files), [], []
     total = Counter(passed=0, failed=0, skipped=0)
+    times = {}
     while todo or running:
         while todo and len(running) < jobs:
             log = tempfile.mkstemp(dir=folder)[1]
@@ -102,15 +112,28 @@ def run_all(files: list, jobs: int, folder: str) -> list:
         for one in [one for one in running if not one[2].is_alive()]:
             running.remove(one)
             file, start, process, log = one
-            total.update(report(file, time.monotonic() - start, process.exitcode, log))
+            counted, times[file] = report(file, time.monotonic() - start, process.exitcode, log)
+            total.update(counted)
             if process.exitcode:
                 failed.append(file)
     print(", ".join(f"{number} {what}" for what, number in total.items()))
-    return failed
+    return failed, times
+
+
+def keep(times: dict):
+    "Write what was measured into the table; files that are no more go."
+    known = json.loads(SECONDS.read_text(encoding="utf-8")) if SECONDS.exists() else {}
+    known |= {file: round(spent) for file, spent in times.items() if spent is not None}
+    there = {file: known[file] for file in sorted(known) if Path(file).exists()}
+    SECONDS.write_text(json.dumps(there, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
+    jobs, *files = sys.argv[1:]
+    keeping = files[:1] == ["--keep"]
     with tempfile.TemporaryDirectory() as folder:
-        failed = run_all(sys.argv[2:], int(sys.argv[1]), folder)
+        failed, times = run_all(files[keeping:], int(jobs), folder)
+    if keeping:
+        keep(times)
     if failed:
         sys.exit("\n".join(["", "These failed:", *failed]))
