@@ -278,4 +278,5 @@ def spread(
         target.num_rows,
         target.scale,
         mesh,
+        target.batch_size,
     )
