@@ -62,9 +62,10 @@ run: setup  ## run the demonstration; its figures and numbers go to runs/demo
 test: lint sync readme-check $(DOCS_STAMP)  ## every check: these, then notebooks and pytest together
 	@$(RUN) tests/test_*.py $$($(NOTEBOOKS))
 
-lint: setup  ## look for undefined names, likely bugs, lines over 120 characters and code that is not formatted
+lint: setup  ## look for undefined names, likely bugs, lines over 120 characters code that is not formatted, and types
 	.venv/bin/ruff check mmdfw $(CHECKED)
 	.venv/bin/ruff format --check $(CHECKED)
+	.venv/bin/basedpyright
 
 format: setup  ## format notebooks, tests and tools
 	.venv/bin/ruff format $(CHECKED)

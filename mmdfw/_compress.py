@@ -11,7 +11,7 @@ from mmdfw._checks import check_choice, check_count, show_progress
 from mmdfw._loop import Components, Until, as_history, capacity_for, grow, jitted_init
 from mmdfw._result import Result, Run, finish, watch_for
 from mmdfw._target import NoDensity, Target, check_key, flatten_particles
-from mmdfw.embeddings._embedding import Embedding, reference_embedding
+from mmdfw.embeddings._embedding import Pool, reference_embedding
 from mmdfw.kernels._kernel import RBF, Kernel
 from mmdfw.kernels._lengthscale import median_lengthscale
 from mmdfw.oracles._oracle import GradientOracle, PoolStarts
@@ -20,9 +20,8 @@ from mmdfw.steps._quadrature import Quadrature
 from mmdfw.steps._step import StepRule
 
 # %% ../nbs/library/83_compress.ipynb #2719ad5d
-def draw_pool(embedding: Embedding, pool_size: int) -> PoolStarts:
+def draw_pool(pool: Pool, pool_size: int) -> PoolStarts:
     "The reference points, or as many of them as the pool may have, evenly spaced."
-    pool = embedding.own_pool
     every = -(-len(pool.points) // pool_size)
     return PoolStarts(*(jax.tree.map(lambda leaf: leaf[::every], part) if every > 1 else part for part in pool))
 
@@ -53,7 +52,7 @@ def compress(
         raise ValueError(f"num_particles must be at most the number of draws, {len(flat)}, got {num_particles}")
     kernel = kernel or RBF(median_lengthscale(flat, divide_by_log=False))
     embedding = reference_embedding(kernel, flat, weights, effective_size)
-    pool = draw_pool(embedding, pool_size)
+    pool = draw_pool(embedding.own_pool, pool_size)
     if points == "pool" and num_particles > len(pool.points):
         raise ValueError(
             f"pool_size={pool_size} leaves {len(pool.points)} draws to take {num_particles} particles from"

@@ -30,7 +30,7 @@ def test_twenty_data_sets_compile_the_target_once():
         _cloud.jitted_climb,
         _cloud.jitted_hessian,
         _target._jitted_logs,
-        _target._jitted_look,
+        _target._jitted_both,
         _loop.jitted_next_step,
     )
     run = lambda seed: mmdfw.fit(
@@ -51,7 +51,7 @@ def test_twenty_data_sets_compile_the_target_once():
 def test_models_on_other_rows_share_code():
     targets = [as_target(mmdfw.Logistic(2), *table(seed)) for seed in range(3)]
     before = _target._jitted_logs._cache_size()
-    values = [_target.log_densities(target, jnp.zeros((2, 4))) for target in targets]
+    values = [_target.log_densities(target, jnp.full((2, 4), 0.5)) for target in targets]
     assert _target._jitted_logs._cache_size() == before + 1 and len({float(v[0]) for v in values}) > 1
 
 

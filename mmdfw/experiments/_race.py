@@ -280,7 +280,7 @@ class BlackJAXRun(NamedTuple):
     inner: BlackJAXState
 
     @property
-    def positions(self) -> jax.Array:
+    def positions(self) -> Any:
         "The particles, (n, d)."
         return self.inner.particles
 
