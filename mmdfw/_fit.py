@@ -121,7 +121,7 @@ class Ask(NamedTuple):
 
     @property
     def dimension(self):
-        "Of the target."
+        "How many unknowns the target has."
         return len(self.start.position)
 
 
@@ -253,7 +253,7 @@ def given_setting(kernel, embedding: Embedding, position: jax.Array) -> Setting:
 
 
 def _same_kernel(one: Kernel, other: Kernel) -> bool:
-    "Of the same class, with the same numbers."
+    "Whether two kernels have the same class and the same numbers."
     if jax.tree.structure(one) != jax.tree.structure(other):
         return False
     return all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other)))

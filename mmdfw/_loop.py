@@ -22,7 +22,7 @@ from mmdfw.steps._step import StepRule, System
 
 # %% ../nbs/theory/50_loop.ipynb #b7012ea1
 class Components(NamedTuple):
-    "The four nouns."
+    "The four nouns that a run is made of."
 
     kernel: Kernel
     embedding: Embedding
@@ -264,7 +264,7 @@ def frank_wolfe(
 
 # %% ../nbs/theory/50_loop.ipynb #ce100837
 def with_capacity(state: State, capacity: int) -> State:
-    "The same particles in larger arrays."
+    "A state with room for more particles: what it holds lies in larger arrays."
     old = state.particles
     extra = capacity - len(old.weights)
     if extra <= 0:
@@ -584,7 +584,7 @@ class History(NamedTuple):
 
 
 def as_history(infos: list, evaluations_before: int = 0) -> History:
-    "Infos as arrays."
+    "What the steps of a run did, as one array for each figure."
     columns = {name: np.array([np.asarray(getattr(info, name)) for info in infos]) for name in History._fields}
     return History(**columns)._replace(evaluations=columns["evaluations"] + evaluations_before)
 

@@ -98,7 +98,7 @@ def walk(
 
 # %% ../nbs/theory/52_refinement.ipynb #b7c41d0e
 def begin(positions: jax.Array, scale: jax.Array) -> Walk:
-    "Nothing tried yet."
+    "A walk that has not taken a step yet."
     scaled = positions / scale
     infinite = jnp.full((), jnp.inf, scaled.dtype)
     state = Walk(scaled, make_optimizer().init(scaled), scaled, infinite, jnp.zeros((), jnp.int32), infinite)
@@ -127,7 +127,7 @@ jitted_weigh = jax.jit(weigh)
 
 # %% ../nbs/theory/52_refinement.ipynb #e12d63a3
 class Refined(NamedTuple):
-    "Particles after refinement."
+    "Particles that were moved together, their weights, and how the walk went."
 
     positions: jax.Array  # (n, d)
     weighed: Weighed

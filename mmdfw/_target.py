@@ -299,7 +299,7 @@ class Target:
         return self(u)
 
     def score(self, u):
-        "Its gradient, (d,)."
+        "The gradient of the log density at one vector, (d,)."
         return jax.grad(self)(u)
 
     def estimate(self, u, key):

@@ -158,7 +158,7 @@ def main(arguments=None) -> int:
 
 
 def print_version() -> int:
-    "The package's version."
+    "Print the version of the package, and leave."
     from mmdfw import __version__
 
     print(__version__)
@@ -166,7 +166,7 @@ def print_version() -> int:
 
 # %% ../nbs/interface/30_cli.ipynb #258fda96
 def run_demo(options) -> int:
-    "`mmdfw demo`"
+    "Run the demonstration that `mmdfw demo` asks for."
     from mmdfw.experiments._demo import demo
 
     demo(options.out, options.particles, options.seed)
@@ -194,7 +194,7 @@ def run_data(options) -> int:
 
 # %% ../nbs/interface/30_cli.ipynb #c11f1003
 def run_fit_command(options) -> int:
-    "`mmdfw fit`"
+    "Fit a table, or go on with a saved fit, as `mmdfw fit` asks."
     if (options.data is None) == (options.resume is None):
         raise ValueError("give --data to begin a fit, or --resume to go on with one")
     from mmdfw._runs import Job, resume_fit, run_fit

@@ -40,7 +40,7 @@ def demand_close(
     words: str,
     tolerance: float,  # share of the largest
 ):
-    "The same numbers, up to a share of the largest."
+    "Stop unless two sets of numbers agree, up to a share of the largest."
     actual, expected = np.asarray(actual, float), np.asarray(expected, float)
     demand(part, actual.shape == expected.shape, f"{words}; their shapes are {actual.shape} and {expected.shape}")
     unit = max(float(np.max(np.abs(expected), initial=0.0)), np.finfo(np.float32).tiny)
@@ -58,7 +58,7 @@ def demand_pytree(part: Any):
 
 
 def in_precision(part: Any, dtype: Any) -> Any:
-    "The same part with its floating point numbers in another precision."
+    "A part with its floating point numbers in another precision."
     cast = lambda leaf: jnp.asarray(leaf, dtype) if jnp.issubdtype(jnp.result_type(leaf), jnp.floating) else leaf
     return jax.tree.map(cast, part)
 

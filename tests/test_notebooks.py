@@ -386,23 +386,7 @@ def test_every_private_name_has_a_docstring():
     assert not bad, f"{len(bad)} without a docstring:\n" + "\n".join(bad)
 
 
-KNOWN_LEANING = {
-    "Ask.dimension",
-    "Components",
-    "Oracle.answer",
-    "Refined",
-    "Target.score",
-    "_same_kernel",
-    "as_history",
-    "begin",
-    "demand_close",
-    "in_precision",
-    "print_version",
-    "run_demo",
-    "run_fit_command",
-    "spread",
-    "with_capacity",
-}
+KNOWN_LEANING = set()
 
 
 def leaning() -> set:

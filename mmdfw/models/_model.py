@@ -262,7 +262,7 @@ def spread(
     target: Posterior,
     mesh: jax.sharding.Mesh,  # its first axis divides the rows
 ) -> Posterior:
-    "The same posterior, its rows divided among the devices of a mesh."
+    "A posterior whose rows are divided among the devices of a mesh."
     devices = mesh.shape[mesh.axis_names[0]]
     x, y = target.rows()
     per_device = -(-len(y) // devices)

@@ -101,7 +101,7 @@ class Oracle:
         raise NotImplementedError(f"{type(self).__name__} has no advance")
 
     def answer(self, search: Any, problem: Problem) -> Proposal:
-        "What was found."
+        "The proposal that a search has come to at its end."
         raise NotImplementedError(f"{type(self).__name__} has no answer")
 
     def preview(self, search: Any):  # -> (B, d)
