@@ -34,9 +34,10 @@ def saveable(
 
 
 def _same_definition(one, other) -> bool:
-    "A cell that is run again defines its class or optimiser anew; that is no clash, and the newer one counts."
-    if isinstance(one, type) or isinstance(other, type):
-        return isinstance(one, type) and isinstance(other, type) and one.__qualname__ == other.__qualname__
+    "A cell that is run again defines its class or function anew; that is no clash, and the newer one counts."
+    names = [getattr(thing, "__qualname__", None) for thing in (one, other)]
+    if any(names):
+        return names[0] == names[1] and type(one) is type(other)
     return _recipe(one) == _recipe(other)
 
 
