@@ -11,7 +11,7 @@ import jax, jax.numpy as jnp, numpy as np
 from jaxtyping import Float
 
 # %% ../nbs/core/02_plots.ipynb #fa8563be
-colors = dict(
+colors = dict(  # a colour for each method, the same in all figures
     mmdfw="#0072B2",
     mmdfw_greedy="#56B4E9",
     mmdfw_exact="#000000",
@@ -23,7 +23,7 @@ colors = dict(
     nuts="#E69F00",
     sgld="#882255",
 )
-hues = dict(
+hues = dict(  # colours for what is no method
     indigo="#332288",
     rose="#CC6677",
     olive="#999933",
