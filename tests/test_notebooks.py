@@ -234,7 +234,6 @@ KNOWN_PACE = {
     "library/79_result": (2, 1),
     "library/80_fit": (1, 1),
     "library/83_compress": (1, 0),
-    "library/85_contracts": (10, 1),
     "theory/30_oracle": (4, 0),
     "theory/50_loop": (3, 0),
     "theory/52_refinement": (1, 1),
@@ -415,6 +414,26 @@ def test_every_docstring_stands_alone():
 
 def test_few_names_stand_at_the_top():
     assert len(mmdfw.__all__) <= 45, f"{len(mmdfw.__all__)} names: what few people need belongs in a folder"
+
+
+def printed(path) -> str:
+    "What the cells of a notebook have printed as Markdown, as it is stored."
+    outputs = [output for c, _ in cells(path) for output in c.get("outputs", ())]
+    return "\n".join("".join(output.get("data", {}).get("text/markdown", "")) for output in outputs)
+
+
+def test_the_index_by_task_has_every_public_name():
+    "And says of each what it is now; so do the pages of the folders, of their own names."
+    index = printed(ROOT / "nbs" / "interface" / "40_tasks.ipynb")
+    at_the_top = set(mmdfw.__all__)
+    for folder, name, thing in public():
+        line = f"| `{folder}.{name}` | "
+        line += thing.__doc__.strip().split("\n")[0].replace("|", "\\|") if inspect.isroutine(thing) else ""
+        assert line in index or folder != "mmdfw" and name in at_the_top, f"run make outputs on 40_tasks: {line}"
+    for page in (ROOT / "nbs" / "interface").glob("1*.ipynb"):
+        folder = importlib.import_module(module_of(page))
+        missing = [name for name in folder.__all__ if f"| `{folder.__name__}.{name}` | " not in printed(page)]
+        assert not missing, f"run make outputs on {page.stem}: {missing}"
 
 
 def exported_uses() -> dict:
