@@ -12,7 +12,9 @@ from typing import Any, Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
+from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float
 
 from mmdfw._checks import check_positive, pytree_dataclass
@@ -72,8 +74,8 @@ class Kernel(ABC):
     stein_gram: Callable  # Scored of n points, Scored of m points -> (n, m): the Stein kernel over this one
 
     @property
-    def unit(self) -> float | Float[Array, " d"]:
-        "The natural unit of length: one number, or one for each dimension."
+    def unit(self) -> float | Float[Array, " d"] | Float[Array, "d d"]:
+        "The natural unit of length: one number, one for each dimension, or a lower-triangular root of a metric."
         return 1.0
 
     @abstractmethod
@@ -112,6 +114,39 @@ class Kernel(ABC):
 
 
 jitted_matrix = jax.jit(lambda kernel, x, y: kernel.gram(kernel.features(x), kernel.features(y)))
+
+# %% ../../nbs/theory/10_kernel.ipynb #6e723b28
+def in_units(points: Float[Array, "*n d"], unit: Any) -> Float[Array, "*n d"]:
+    "The coordinates of points in a unit of length: one number, (d,), or a lower-triangular (d, d) root."
+    if jnp.ndim(unit) < 2:
+        return points / unit
+    flat = points.reshape(-1, points.shape[-1])
+    return solve_triangular(unit, flat.T, lower=True).T.reshape(points.shape)
+
+
+def from_units(coordinates: Float[Array, "*n d"], unit: Any) -> Float[Array, "*n d"]:
+    "The points that have these coordinates in a unit of length, the inverse of `in_units`."
+    return unit * coordinates if jnp.ndim(unit) < 2 else jnp.matmul(coordinates, unit.T, precision="highest")
+
+
+def slopes_in_units(slopes: Float[Array, "*n d"], unit: Any) -> Float[Array, "*n d"]:
+    "Gradients with respect to points, turned into gradients with respect to their coordinates in a unit of length."
+    return slopes * unit if jnp.ndim(unit) < 2 else jnp.matmul(slopes, unit, precision="highest")
+
+# %% ../../nbs/theory/10_kernel.ipynb #d30e283b
+def check_unit(name: str, unit: Any) -> Any:  # -> unit
+    "A unit of length: positive numbers, or a lower-triangular matrix with a positive diagonal; tracers pass."
+    if isinstance(unit, Tracer) or jnp.ndim(unit) != 2:
+        return check_positive(name, unit)
+    array = np.asarray(unit)
+    if (
+        len(set(array.shape)) > 1
+        or not np.isfinite(array).all()
+        or np.triu(array, 1).any()
+        or (array.diagonal() <= 0).any()
+    ):
+        raise ValueError(f"{name} must be a lower-triangular (d, d) matrix with a positive diagonal, got {unit!r}")
+    return unit
 
 # %% ../../nbs/theory/10_kernel.ipynb #bff74d57
 def divide(points: Float[Array, "*n d"], lengthscale: Any) -> Float[Array, "*n d"]:
