@@ -6,11 +6,12 @@
 __all__ = []
 
 # %% ../nbs/theory/52_refinement.ipynb #d728dc86
-from typing import Any, Callable, NamedTuple
-import jax, jax.numpy as jnp, numpy as np, optax
+from typing import Callable, NamedTuple
+import jax, jax.numpy as jnp, numpy as np
+from scipy.optimize import minimize
 from mmdfw._checks import check_count, check_points, check_positive, check_weights
 from mmdfw.embeddings._embedding import Embedding
-from mmdfw.kernels._kernel import Kernel
+from mmdfw.kernels._kernel import Kernel, from_units, in_units
 from mmdfw._mmd import mmd2_from_parts
 from mmdfw.steps._quadrature import Quadrature
 from mmdfw.steps._step import StepRule
@@ -49,83 +50,61 @@ def refinement_objective(
     return w @ weighed.gram @ w / 2 - w @ weighed.means
 
 # %% ../nbs/theory/52_refinement.ipynb #f74839f0
-class Walk(NamedTuple):
-    "Where the refinement stands."
-
-    positions: jax.Array  # (n, d), in units of the lengthscale
-    memory: optax.OptState
-    best_positions: jax.Array
-    best: jax.Array  # the smallest objective so far
-    passes: jax.Array  # objectives and gradients taken
-    first: Any = np.inf  # the objective at the start
+def look(
+    kernel: Kernel, embedding: Embedding, rule: StepRule, start: jax.Array, unit: float | jax.Array, places: jax.Array
+) -> tuple:  # -> number, (n, d)
+    "The objective and its gradient, in coordinates of the kernel's unit."
+    objective = lambda u: refinement_objective(kernel, embedding, from_units(u, unit), rule, start)
+    return jax.value_and_grad(objective)(places)
 
 
-def make_optimizer() -> optax.GradientTransformation:
-    "L-BFGS with a zoom line search."
-    return optax.lbfgs(memory_size=10)
-
-# %% ../nbs/theory/52_refinement.ipynb #6a7dd9be
-def walk(
-    kernel: Kernel,
-    embedding: Embedding,
-    rule: StepRule,
-    start: jax.Array,
-    scale: float | jax.Array,
-    state: Walk,
-    num_steps: int,
-) -> Walk:
-    "Some L-BFGS steps on all positions at once."
-    loss = lambda u: refinement_objective(kernel, embedding, u * scale, rule, start)
-    optimizer, value_and_grad = make_optimizer(), optax.value_and_grad_from_state(loss)
-
-    def body(state, _):
-        value, slope = value_and_grad(state.positions, state=state.memory)
-        better = value < state.best
-        best_positions = jnp.where(better, state.positions, state.best_positions)
-        updates, memory = optimizer.update(slope, state.memory, state.positions, value=value, grad=slope, value_fn=loss)
-        moved = state.positions + updates
-        moved = jnp.where(jnp.all(jnp.isfinite(moved)), moved, best_positions)
-        return Walk(
-            moved,
-            memory,
-            best_positions,
-            jnp.where(better, value, state.best),
-            state.passes + 1 + memory[-1].info.num_linesearch_steps.astype(jnp.int32),
-            jnp.where(state.passes == 0, value, state.first),
-        ), None
-
-    return jax.lax.scan(body, state, length=num_steps)[0]
-
-# %% ../nbs/theory/52_refinement.ipynb #b7c41d0e
-def begin(positions: jax.Array, scale: jax.Array) -> Walk:
-    "A walk that has not taken a step yet."
-    scaled = positions / scale
-    infinite = jnp.full((), jnp.inf, scaled.dtype)
-    state = Walk(scaled, make_optimizer().init(scaled), scaled, infinite, jnp.zeros((), jnp.int32), infinite)
-    return jax.tree.map(
-        lambda leaf: jnp.asarray(leaf, leaf.dtype), state
-    )  # not weakly typed, as `walk` returns them: it compiles once
+def end(kernel: Kernel, embedding: Embedding, rule: StepRule, start: jax.Array, positions: jax.Array) -> tuple:
+    "The positions weighed, and their MMD^2."
+    weighed = weigh(kernel, embedding, positions, rule, start)
+    return weighed, mmd2_from_parts(weighed.weights, weighed.gram, weighed.means, embedding.double_integral)
 
 
-def end(
-    kernel: Kernel,
-    embedding: Embedding,
-    rule: StepRule,
-    start: jax.Array,
-    scale: float | jax.Array,
-    state: Walk,
-    positions: jax.Array,
-) -> tuple:
-    "The best positions met, or those of the start where nothing was gained; weighed, and their MMD^2."
-    best = jnp.where(state.best < state.first, state.best_positions * scale, positions)
-    weighed = weigh(kernel, embedding, best, rule, start)
-    return best, weighed, mmd2_from_parts(weighed.weights, weighed.gram, weighed.means, embedding.double_integral)
-
-
-jitted_begin, jitted_walk, jitted_end = jax.jit(begin), jax.jit(walk, static_argnames="num_steps"), jax.jit(end)
-jitted_weigh = jax.jit(weigh)
+jitted_look, jitted_end, jitted_weigh = jax.jit(look), jax.jit(end), jax.jit(weigh)
 
 # %% ../nbs/theory/52_refinement.ipynb #e12d63a3
+CHUNK = 25  # steps between two looks at how it goes
+
+
+class Walk:
+    "A walk of all particles: what the minimiser is shown, and the best that it has met."
+
+    def __init__(self, fixed: tuple, places: np.ndarray, half: float, tolerance: float, on_chunk: Callable):
+        self.fixed, self.dtype, self.shape = fixed, fixed[3].dtype, places.shape
+        self.half, self.tolerance, self.on_chunk = half, tolerance, on_chunk
+        self.best, self.best_places, self.passes, self.steps = np.inf, places, 0, 0
+        self.history = [self.loss(places.ravel())[0]]  # objectives: before, and after each chunk
+
+    def loss(self, flat: np.ndarray) -> tuple:  # -> number, (n d,)
+        "The objective and its slope; a wall where they are not numbers."
+        self.passes += 1
+        places = flat.reshape(self.shape)
+        value, slope = jax.device_get(jitted_look(*self.fixed, places.astype(self.dtype)))
+        if not (np.isfinite(value) and np.isfinite(slope).all()):
+            return 1e3 + abs(self.best if np.isfinite(self.best) else 0.0), np.zeros_like(flat)
+        if value < self.best:
+            self.best, self.best_places = float(value), places
+        return float(value), np.asarray(slope, float).ravel()
+
+    def note(self, intermediate_result):
+        "After each step; every so often, whether it still pays."
+        self.steps += 1
+        if self.steps % CHUNK == 0:
+            self.look_back()
+
+    def look_back(self):
+        "Say how it goes, and stop where little was gained since the last time."
+        self.history.append(min(self.best, self.history[-1]))
+        mmd2 = max(self.history[-1] + self.half, 0.0)
+        self.on_chunk(self.steps, 2 * mmd2)
+        if not self.history[-2] - self.history[-1] > self.tolerance * mmd2:
+            raise StopIteration
+
+# %% ../nbs/theory/52_refinement.ipynb #f60fb087
 class Refined(NamedTuple):
     "Particles that were moved together, their weights, and how the walk went."
 
@@ -135,7 +114,7 @@ class Refined(NamedTuple):
     objective: np.ndarray  # before, and after each 25 steps; it never rises
     passes: int  # times that all particles were looked at
 
-# %% ../nbs/theory/52_refinement.ipynb #f60fb087
+
 def refine(
     kernel: Kernel,
     embedding: Embedding,  # one that does not change with the particles
@@ -155,22 +134,24 @@ def refine(
     check_positive("tolerance", tolerance)
     positions = check_points("positions", positions)
     start = check_weights("weights", weights, len(positions)).astype(positions.dtype)
-    fixed = kernel, embedding, rule, start, jnp.asarray(kernel.unit, positions.dtype)
-    settle, half = lambda state, n: jitted_walk(*fixed, state, num_steps=n), float(embedding.double_integral) / 2
-    state, history = run_walk(jitted_begin(positions, fixed[-1]), settle, half, max_steps, tolerance, on_chunk)
-    best, weighed, mmd2 = jitted_end(*fixed, state, positions)
-    return Refined(best, weighed, float(mmd2), np.array(history), int(state.passes))
+    fixed = kernel, embedding, rule, start
+    walk = run_walk(fixed, positions, float(embedding.double_integral) / 2, max_steps, tolerance, on_chunk)
+    gained = walk.best < walk.history[0]
+    unit = np.asarray(kernel.unit, walk.dtype)
+    best = from_units(jnp.asarray(walk.best_places, walk.dtype), unit) if gained else positions
+    weighed, mmd2 = jitted_end(*fixed, best)
+    return Refined(best, weighed, float(mmd2), np.array(walk.history), walk.passes)
 
 # %% ../nbs/theory/52_refinement.ipynb #c11244f7
 def run_walk(
-    state: Walk, settle: Callable, half: float, max_steps: int, tolerance: float, on_chunk: Callable
-) -> tuple:  # -> Walk, objectives
-    "Walk in pieces of 25 steps until little is gained; `half` of the double integral makes an MMD^2 of an objective."
-    history = []
-    for done in range(0, max_steps, 25):
-        state = settle(state, min(25, max_steps - done))
-        history += ([] if history else [float(state.first)]) + [float(state.best)]
-        on_chunk(min(done + 25, max_steps), 2 * max(history[-1] + half, 0.0))
-        if not history[-2] - history[-1] > tolerance * (history[-1] + half):
-            break
-    return state, history
+    fixed: tuple, positions: jax.Array, half: float, max_steps: int, tolerance: float, on_chunk: Callable
+) -> Walk:
+    "Steps of L-BFGS until little is gained; `half` of the double integral makes an MMD^2 of an objective."
+    unit = jnp.asarray(fixed[0].unit, positions.dtype)
+    walk = Walk((*fixed, unit), np.asarray(in_units(positions, unit), float), half, tolerance, on_chunk)
+    options = dict(maxiter=max_steps, maxfun=4 * max_steps, maxcor=10, ftol=0.0, gtol=0.0)
+    minimize(walk.loss, walk.best_places.ravel(), jac=True, method="L-BFGS-B", callback=walk.note, options=options)
+    if walk.steps % CHUNK or len(walk.history) == 1:
+        walk.history.append(min(walk.best, walk.history[-1]))
+        on_chunk(walk.steps, 2 * max(walk.history[-1] + half, 0.0))
+    return walk

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from mmdfw._checks import check_count, check_points, check_positive, pytree_dataclass, static
+from mmdfw._checks import check_count, check_points, pytree_dataclass, static
 from mmdfw.embeddings._embedding import Embedding, Particles
-from mmdfw.kernels._kernel import Kernel
+from mmdfw.kernels._kernel import Kernel, check_unit, from_units, in_units, slopes_in_units
 from mmdfw._saved import saveable
 from mmdfw._target import as_pytree_function
 
@@ -247,17 +247,17 @@ class PriorStarts(Starts):
 class NearParticles(Starts):
     "Existing particles, drawn by weight, with normal noise."
 
-    scale: Any = 1.0  # of the noise, scalar or (d,)
+    scale: Any = 1.0  # of the noise: scalar, (d,), or a lower-triangular (d, d) root of its covariance
 
     def __post_init__(self):
-        check_positive("scale", self.scale)
+        check_unit("scale", self.scale)
 
     def __call__(self, key, problem, num):
         which_key, noise_key = jax.random.split(key)
         particles = problem.particles
         which = jax.random.categorical(which_key, jnp.log(jnp.maximum(particles.weights, 0.0)), shape=(num,))
         noise = jax.random.normal(noise_key, (num, particles.position.shape[1]), particles.position.dtype)
-        return particles.position[which] + self.scale * noise
+        return particles.position[which] + from_units(noise, self.scale)
 
 
 @pytree_dataclass
@@ -265,13 +265,14 @@ class NearPoint(Starts):
     "One point, such as the MAP, with normal noise."
 
     point: Any  # (d,)
-    scale: Any = 1.0  # of the noise, scalar or (d,)
+    scale: Any = 1.0  # of the noise: scalar, (d,), or a lower-triangular (d, d) root of its covariance
 
     def __post_init__(self):
-        check_positive("scale", self.scale)
+        check_unit("scale", self.scale)
 
     def __call__(self, key, problem, num):
-        return self.point + self.scale * jax.random.normal(key, (num, len(self.point)), jnp.asarray(self.point).dtype)
+        noise = jax.random.normal(key, (num, len(self.point)), jnp.asarray(self.point).dtype)
+        return self.point + from_units(noise, self.scale)
 
 # %% ../../nbs/theory/30_oracle.ipynb #e6a1a151
 @pytree_dataclass
@@ -322,13 +323,13 @@ class GradientOracle(Oracle):
     num_steps: int = static(30)  # the paper's L
     num_starts: int = static(4)
     particles_per_step: int = static(1)  # B new points a call
-    scale: Any = 1.0  # the unit of length in which the optimiser walks, scalar or (d,)
+    scale: Any = 1.0  # the unit of length in which the optimiser walks: scalar, (d,), or a lower-triangular (d, d) root
     objective: Callable = static(lmo_value)
 
     def __post_init__(self):
         for name in ("num_steps", "num_starts", "particles_per_step"):
             check_count(name, getattr(self, name))
-        check_positive("scale", self.scale)
+        check_unit("scale", self.scale)
         check_objective(self.objective)
         if self.particles_per_step > 1 and self.objective is not lmo_value:
             raise ValueError(
@@ -367,13 +368,13 @@ def walk(oracle: GradientOracle, problem: Problem, first: jax.Array) -> tuple:  
 
     def body(carry, _):
         sets, state, sound = carry
-        slope = gradient(sets) * oracle.scale
-        updates, state = jax.vmap(oracle.optimizer.update)(slope, state, sets / oracle.scale)
-        moved = sets + oracle.scale * updates
+        slope = slopes_in_units(gradient(sets), oracle.scale)
+        updates, state = jax.vmap(oracle.optimizer.update)(slope, state, in_units(sets, oracle.scale))
+        moved = sets + from_units(updates, oracle.scale)
         sound = sound & jnp.all(jnp.isfinite(slope) & jnp.isfinite(moved), axis=(1, 2))
         return (jnp.where(sound[:, None, None], moved, sets), state, sound), None
 
-    state = jax.vmap(oracle.optimizer.init)(first / oracle.scale)
+    state = jax.vmap(oracle.optimizer.init)(in_units(first, oracle.scale))
     sound = jnp.all(jnp.isfinite(first), axis=(1, 2))
     (last, _, sound), _ = jax.lax.scan(body, (first, state, sound), length=oracle.num_steps)
     return last, sound

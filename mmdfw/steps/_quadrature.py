@@ -7,7 +7,7 @@ __all__ = ['Quadrature', 'IntegralPosterior', 'integral_posterior', 'fitted_ampl
 
 # %% ../../nbs/theory/41_quadrature.ipynb #a5f27d75
 from typing import Any, NamedTuple
-import jax, jax.numpy as jnp, numpy as np, optax
+import jax, jax.numpy as jnp, numpy as np
 from jax.scipy.linalg import solve_triangular
 from scipy import stats
 from mmdfw._checks import check_choice, check_positive, pytree_dataclass, static
@@ -53,79 +53,114 @@ def free_weights(
     return solve(factor, means)
 
 # %% ../../nbs/theory/41_quadrature.ipynb #825249fd
+def solve_both(factor: jax.Array, means: jax.Array, ones: jax.Array) -> tuple:  # -> (capacity,), (capacity,)
+    "K^-1 z and K^-1 1, in one pass over the Cholesky factor."
+    return tuple(solve(factor, jnp.stack([means, ones], 1)).T)
+
+
 def sum_to_one_weights(
     factor: jax.Array,  # (capacity, capacity)
     means: jax.Array,  # (capacity,): z, zero outside
     ones: jax.Array,  # (capacity,): 1 for the particles in use, 0 outside
 ) -> jax.Array:  # (capacity,)
     "The smallest MMD of all weights that sum to one."
-    plain, slack = solve(factor, means), solve(factor, ones)
+    plain, slack = solve_both(factor, means, ones)
     return plain + slack * (1 - ones @ plain) / (ones @ slack)
 
 # %% ../../nbs/theory/41_quadrature.ipynb #5e4e27f6
-def project_simplex(values: jax.Array, inside: jax.Array) -> jax.Array:
-    "The nearest point of the simplex over the particles in use; padding gets zero."
-    return optax.projections.projection_simplex(jnp.where(inside, values, -1e6))
+def times(matrix: jax.Array, columns: jax.Array) -> jax.Array:
+    "A matrix product with all digits, also where the hardware would rather drop some."
+    return jnp.matmul(matrix, columns, precision="highest")
 
 
-def projected_gradient(
-    gram: jax.Array, means: jax.Array, inside: jax.Array, start: jax.Array, num_steps: int
-) -> jax.Array:
-    "Nesterov's accelerated projected gradient on the simplex, restarted where it overshoots."
-    lipschitz = jnp.max(jnp.sum(jnp.abs(gram), 1))
+def signs_only(gram: jax.Array, means: jax.Array, inside: jax.Array, plain: jax.Array) -> jax.Array:
+    "M in units of the smallest k(x, x), zero outside; `plain` is K^-1 z."
+    peaks = jnp.diag(gram)
+    unit = jnp.maximum(jnp.min(jnp.where(inside, peaks, jnp.inf)), 1e-4 * jnp.max(peaks))
+    form = (gram - means[:, None] - means + means @ plain) / unit + 1
+    return jnp.where(inside[:, None] & inside, form, 0.0)
 
-    def body(_, carry):
-        w, ahead, t = carry
-        new = project_simplex(ahead - (gram @ ahead - means) / lipschitz, inside)
-        restart = (ahead - new) @ (new - w) > 0
-        t_new = jnp.where(restart, 1.0, (1 + jnp.sqrt(1 + 4 * t**2)) / 2)
-        return new, jnp.where(restart, new, new + (t - 1) / t_new * (new - w)), t_new
 
-    first = project_simplex(start, inside)
-    return jax.lax.fori_loop(0, num_steps, body, (first, first, jnp.ones((), gram.dtype)))[0]
+def support_weights(form: jax.Array, support: jax.Array, jitter: jax.Array) -> jax.Array:
+    "M v = 1 on the support and v = 0 outside; a second solve takes most of the jitter out again."
+    ones, raised = support.astype(form.dtype), form + jnp.diag(jitter * jnp.diag(form))
+    factor = jnp.linalg.cholesky(jnp.where(support[:, None] & support, raised, jnp.eye(len(ones), dtype=form.dtype)))
+    first = solve(factor, ones)
+    return first + solve(factor, ones * (1 - times(form, first)))
 
 # %% ../../nbs/theory/41_quadrature.ipynb #dac8cbf1
-def support_weights(gram: jax.Array, means: jax.Array, support: jax.Array) -> jax.Array:
-    "The best weights that sum to one and vanish outside the support."
-    small = 10 * jnp.finfo(gram.dtype).eps * jnp.sum(support) * jnp.diag(gram)
-    block = jnp.where(support[:, None] & support[None, :], gram, 0.0) + jnp.diag(jnp.where(support, small, 1.0))
-    return sum_to_one_weights(jnp.linalg.cholesky(block), jnp.where(support, means, 0.0), support.astype(gram.dtype))
+class Search(NamedTuple):
+    "Where the search for the support stands."
+
+    weights: jax.Array  # (capacity,): v, none negative
+    slope: jax.Array  # (capacity,): M v - 1
+    support: jax.Array  # (capacity,) bool: particles that may have weight
+    jitter: jax.Array  # part of the diagonal that is added to it
+    gained: jax.Array  # bool: MMD has fallen since particles were last let in
+    going: jax.Array  # bool: there is more to do
+    rounds: jax.Array  # systems solved
 
 
-def change_support(
-    gram: jax.Array, means: jax.Array, inside: jax.Array, weights: jax.Array, support: jax.Array
-) -> tuple:
-    "One round of the active-set method: -> weights, support, whether there is more to do."
-    aim = support_weights(gram, means, support)
-    sound = jnp.all(jnp.isfinite(aim))  # else stay with what we have
-    negative = support & (aim <= 0)
+def take_step(form: jax.Array, search: Search, aim: jax.Array) -> tuple:
+    "Towards the aim without a negative weight: -> weights, slope, which particles leave, whether MMD has fallen."
+    weights, negative, eps = search.weights, aim < 0, jnp.finfo(form.dtype).eps
     reach = jnp.where(negative, weights / jnp.where(negative, weights - aim, 1.0), 1.0)
-    leaving = negative & (reach <= jnp.min(reach))
-    blocked = jnp.any(negative)
-    new = jnp.where(leaving | ~support, 0.0, jnp.maximum(weights + jnp.min(reach) * (aim - weights), 0.0))
-    slope = gram @ new - means
-    slack = jnp.where(inside & ~support, slope - new @ slope, 0.0)
-    rounding = 100 * jnp.finfo(gram.dtype).eps * jnp.max(jnp.diag(gram))
-    entering = ~blocked & (slack == jnp.min(slack)) & (slack < -rounding)
-    return jnp.where(sound, new, weights), (support & ~leaving) | entering, sound & (blocked | jnp.any(entering))
+    first = negative & (reach <= jnp.min(reach))
+    walked = jnp.where(first, 0.0, weights + jnp.min(reach) * (aim - weights))
+    ways = jnp.stack([walked, jnp.maximum(aim, 0.0)], 1)
+    slopes, steps = times(form, ways) - 1, ways - weights[:, None]
+    change = jnp.sum(steps * (search.slope[:, None] + slopes) / 2, 0)
+    falls = change < -eps * (jnp.sum(jnp.abs(steps), 0) + eps)  # by more than rounding
+    pick = lambda walk, cut: jnp.where(falls[1], cut, walk)
+    return pick(*ways.T), pick(*slopes.T), pick(first, negative), pick(*falls)
+
+# %% ../../nbs/theory/41_quadrature.ipynb #a786fecf
+def change_support(form: jax.Array, inside: jax.Array, search: Search) -> Search:
+    "One round: solve on the support and drop what would be negative; if nothing would, let in what is missing."
+    aim = support_weights(form, search.support, search.jitter)
+    weights, slope, leaving, falls = take_step(form, search, aim)
+    gained, blocked = search.gained | falls, jnp.any(leaving)
+    entering = ~search.support & missing(slope, inside) & gained & ~blocked
+    more = jnp.any(entering)
+    support = (search.support & ~leaving) | entering
+    done = Search(weights, slope, support, search.jitter, gained & ~more, blocked | more, search.rounds + 1)
+    again = search._replace(jitter=10 * search.jitter, going=search.jitter < 1, rounds=search.rounds + 1)
+    sound = jnp.all(jnp.isfinite(aim))  # else once more, with more jitter
+    return jax.tree.map(lambda a, b: jnp.where(sound, a, b), done, again)
+
+
+def missing(slope: jax.Array, inside: jax.Array) -> jax.Array:  # (capacity,) bool
+    "Particles that MMD falls towards, by more than rounding."
+    return inside & (slope < -10 * jnp.finfo(slope.dtype).eps)
 
 # %% ../../nbs/theory/41_quadrature.ipynb #ccfb2961
+def search_support(form: jax.Array, inside: jax.Array, start: jax.Array) -> Search:
+    "Rounds of the active-set method until KKT holds, from the support of `start` and what is missing there."
+    first = jnp.where(inside & (start > 0), jnp.minimum(start, 1.0), 0.0)
+    pull = times(form, first)
+    size = first @ pull
+    size = jnp.where(size > 0, size, 1.0)  # zero where there is nothing to start from
+    slope, jitter = pull / size - 1, jnp.asarray(100 * jnp.finfo(form.dtype).eps, form.dtype)
+    support, no, yes = (first > 0) | missing(slope, inside), jnp.asarray(False), jnp.asarray(True)
+    search = Search(first / size, slope, support, jitter, no, yes, jnp.asarray(0))
+    going = lambda search: search.going & (search.rounds < 10 * len(first))
+    return jax.lax.while_loop(going, lambda search: change_support(form, inside, search), search)
+
+
 def simplex_weights(
     gram: jax.Array,  # (capacity, capacity)
-    means: jax.Array,  # (capacity,)
+    means: jax.Array,  # (capacity,): zero outside
+    factor: jax.Array,  # (capacity, capacity): the Cholesky factor of the Gram matrix
     inside: jax.Array,  # (capacity,) bool: particles in use
-    start: jax.Array,  # (capacity,): where to begin
-    num_steps: int = 100,  # of projected gradient, to guess the support
+    start: jax.Array,  # (capacity,): where to begin, such as the weights before the last particle came
 ) -> jax.Array:  # (capacity,)
-    "The smallest MMD on the simplex: projected gradient, then an active-set method that makes it exact."
-    first = projected_gradient(gram, means, inside, start, num_steps)
-
-    def body(carry):
-        weights, support, _, rounds = carry
-        return *change_support(gram, means, inside, weights, support), rounds + 1
-
-    going = lambda carry: carry[2] & (carry[3] < 3 * len(means))  # a cap, should rounding make it go round in circles
-    weights = jax.lax.while_loop(going, body, (first, first > 0, jnp.asarray(True), 0))[0]
+    "The smallest MMD on the simplex: the weights that sum to one if none is negative, else by an active-set method."
+    ones = inside.astype(means.dtype)
+    plain, slack = solve_both(factor, means, ones)
+    summing = plain + slack * (1 - ones @ plain) / (ones @ slack)
+    search = lambda: search_support(signs_only(gram, means, inside, plain), inside, start).weights
+    weights = jax.lax.cond(jnp.all(summing >= 0), lambda: summing, search)
+    weights = jnp.where(jnp.sum(weights) > 0, weights, ones)
     return weights / jnp.sum(weights)
 
 # %% ../../nbs/theory/41_quadrature.ipynb #c66cca6a
@@ -154,7 +189,7 @@ class Quadrature(StepRule):
             return free_weights(factor, means)
         if self.constraint == "sum_to_one":
             return sum_to_one_weights(factor, means, inside.astype(means.dtype))
-        return simplex_weights(gram, means, inside, start)
+        return simplex_weights(gram, means, factor, inside, start)
 
 # %% ../../nbs/theory/41_quadrature.ipynb #83e83e5d
 class InexactBQ(NamedTuple):
