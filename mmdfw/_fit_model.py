@@ -12,6 +12,7 @@ from typing import Any, Callable, Iterator, NamedTuple
 import jax, jax.numpy as jnp, optax
 from mmdfw._checks import check_count, check_positive, pytree_dataclass, show_progress
 from mmdfw._fit import Ask, check_nouns, choose_rule, find_start, particle_setting
+from mmdfw._ladder import Budget
 from mmdfw._loop import Components, State, Until, as_history, capacity_for, empty_state, grow, jitted_init
 from mmdfw._result import Result, Run, finish, watch_for
 from mmdfw._target import Score, Target, as_target, check_key, check_start
@@ -78,12 +79,13 @@ def at_a_mode(
     draw_key, start_key = jax.random.split(key)
     at = as_target(target, target.function.model.sample_prior(draw_key))
     check_start(at)
-    start = find_start(start_key, at, "map", None)
-    setting = particle_setting(Ask(key, target, start, kernel, 0, False))
+    paths = find_start(start_key, at, "given", None)
+    first = jnp.asarray(paths.guesses[0].mean, target.dtype)
+    setting = particle_setting(Ask(key, target, paths, kernel, Budget(1, 0, 0), False))
     parts = Components(setting.kernel, setting.embedding, oracle, choose_rule(setting.embedding, rule))
     # without the oracle, so that all share compiled code
-    state = jitted_init(parts._replace(oracle=None), start.position[None], capacity_for(1))
-    return Begin(parts, state, start.evaluations)
+    state = jitted_init(parts._replace(oracle=None), first[None], capacity_for(1))
+    return Begin(parts, state, paths.evaluations)
 
 # %% ../nbs/library/82_fit_model.ipynb #4b8cbec0
 def batch_oracle(

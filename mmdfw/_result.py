@@ -28,11 +28,31 @@ from mmdfw._loop import (
 from mmdfw._mmd import mmd2_from_parts
 from mmdfw._refinement import Refined, jitted_weigh, refine, weigh
 from mmdfw._saved import read_header, read_tree, saveable, write_tree
-from mmdfw._target import NoDensity, Target, as_target, check_key, jitted_probes, layout_of_form, log_densities
-from mmdfw.embeddings._embedding import Embedding, Particles
-from mmdfw.kernels._kernel import squared_distances
+from mmdfw._target import (
+    NoDensity,
+    Target,
+    as_target,
+    check_key,
+    jitted_probes,
+    layout_of_form,
+    log_densities,
+    values_and_scores,
+)
+from mmdfw._trust import (
+    mmd_finding,
+    moments,
+    particle_findings,
+    stein_findings,
+    table_of,
+    verdict_of,
+    weighted_error,
+)
+from mmdfw.embeddings._embedding import Embedding, Particles, ReferenceSet
+from mmdfw.kernels._kernel import from_units, in_units, squared_distances
+from mmdfw.kernels._multiscale import metric_root
 from mmdfw.kernels._stein_kernel import Scored
 from mmdfw.steps._quadrature import IntegralPosterior, integral_posterior, sum_to_one_weights
+from mmdfw.samplers._chains import mean_error
 
 # %% ../nbs/library/79_result.ipynb #49d75b63
 class Run(NamedTuple):
@@ -45,6 +65,8 @@ class Run(NamedTuple):
     max_refinement_steps: int = 300
     check_support: bool = True  # leave no particle where the log density is not finite; takes one for each particle
     unit: str = "target evaluations"  # what `evaluations` counts
+    findings: tuple = ()  # of Finding: what was found out about the set that stands for the target
+    box: Any = None  # (2, d): lower and upper ends that no particle may leave, where there are any
 
 
 for _class in (Run, State, Particles, Scored, Components, History, Record):
@@ -67,6 +89,7 @@ class Result:
     run: Run
     refinement: Refined | None = None  # how the refinement went, where there was one
     records: tuple = ()  # of Record: what a monitor said on the way
+    findings: tuple = ()  # of Finding: how the particles compare with what stands for the target
 
     def __len__(self):
         return len(self.weights)
@@ -78,12 +101,21 @@ class Result:
             words.insert(1, f"{measure} {self.discrepancy:.3g}")
         if self.records:
             words += [f"{name} {value:.4g}" for name, value in self.records[-1].metrics.items()]
-        return f"Result({', '.join(words)}, {self.embedding_name})"
+        return f"Result({', '.join(words)}, {self.embedding_name}; {self.verdict})"
 
     @property
     def embedding_name(self):
         "What stands for the target, in words."
         return self.run.embedding_name
+
+    @property
+    def verdict(self):
+        "trusted, doubtful or failed: the worst of what was checked; doubtful where nothing was."
+        return verdict_of([*self.run.findings, *self.findings])
+
+    def report(self):
+        "What was checked, what was found, and what to do about it: text to print."
+        return report(self)
 
     def expectation(self, f):
         "The posterior mean of f(particle), and the standard deviation of its numerical error."
@@ -117,6 +149,7 @@ def finish(
     run: Run,
     records=(),
     progress: bool = False,
+    settle: Callable | None = None,  # (positions, weights, MMD^2) -> the same: a last look by the caller
 ) -> Result:
     "Refine if asked, keep to the support, and put the result together."
     parts, state = growth.parts, growth.state
@@ -128,16 +161,24 @@ def finish(
         refinement = run_refinement(parts, positions, weights, run.max_refinement_steps, progress)
     if refinement is not None:
         positions, weights, value = refinement.positions, refinement.weighed.weights, refinement.mmd2
+    positions, weights, value = into_box(parts, run.box, positions, weights, value)
+    reference = parts.embedding.reference
+    if refinement is not None and reference is not None:
+        positions, value = match_moments(parts, reference, positions, weights, float(value), run.box)
+    if settle is not None:
+        positions, weights, value = settle(positions, weights, value)
     support = Supported(positions, weights, False, 0)
     if run.check_support:
         support = into_support(run.key, parts, target, positions, weights)
+        weights = support.weights
     if support.moved and parts.embedding.has_values:
         value = _mmd2(parts, support.positions, support.weights)
     passes = (refinement.passes + 1 if refinement else 0) + 2 * support.moved
     used = run.evaluations + int(state.evaluations) + support.evaluations
     used += 2 * passes * n * parts.kernel.evaluations_per_point
     particles = target.layout.unravel_all(support.positions)
-    return Result(
+    findings = judge(parts, support.positions, support.weights, float(value), support.scores)
+    result = Result(
         particles,
         support.weights,
         support.positions,
@@ -150,7 +191,11 @@ def finish(
         run,
         refinement,
         tuple(records),
+        findings,
     )
+    if run.findings and result.verdict != "trusted":
+        warn_user(f"this result is {result.verdict}. {report(result)}")
+    return result
 
 
 def _particles_in_use(state: State, n: int) -> tuple:  # -> positions, weights
@@ -194,29 +239,33 @@ class Supported(NamedTuple):
     weights: jax.Array
     moved: bool
     evaluations: int
+    scores: Any = None  # (n, d) of the particles, where the target was asked
 
 
 def into_support(
     key: jax.Array, parts: Components, target: Target, positions: jax.Array, weights: jax.Array
 ) -> Supported:
     "Particles where the log density is not finite go to the nearest sound point of the pool, or are left out."
-    good = np.isfinite(np.asarray(log_densities(target, positions)))
+    logs, scores = values_and_scores(target, positions)
+    good = np.isfinite(np.asarray(logs))
     if good.all():
-        return Supported(positions, weights, False, len(good))
+        return Supported(positions, weights, False, 2 * len(good), scores)
     warn_user(
         f"{np.sum(~good)} of {len(good)} particles lay where the log density is not finite; "
         "they were moved back or left out"
     )
     pool, looked = _sound_pool(key, parts.embedding, target)
     if len(pool):
-        unit = parts.kernel.unit
-        nearest = pool[jnp.argmin(squared_distances(positions / unit, pool / unit), 1)]
+        near = lambda points: in_units(points, parts.kernel.unit)
+        nearest = pool[jnp.argmin(squared_distances(near(positions), near(pool)), 1)]
         positions = jnp.where(good[:, None], positions, nearest)
+    elif not good.any():
+        raise ValueError("logdensity_fn is not finite at any particle, nor at any point that stands for it")
     else:
         positions, weights = positions[good], weights[good] / jnp.sum(weights[good])
     if parts.embedding.has_values:
         weights = jitted_weigh(parts.kernel, parts.embedding, positions, parts.step_rule, weights).weights
-    return Supported(positions, weights, True, len(good) + looked)
+    return Supported(positions, weights, True, 2 * len(good) + looked)
 
 
 def _sound_pool(key: jax.Array, embedding: Embedding, target: Target) -> tuple:  # -> (m, d), evaluations
@@ -226,6 +275,97 @@ def _sound_pool(key: jax.Array, embedding: Embedding, target: Target) -> tuple: 
         return jnp.zeros((0, target.dimension)), 0
     sound = np.isfinite(np.asarray(log_densities(target, pool.points)))
     return pool.points[sound], len(sound)
+
+# %% ../nbs/library/79_result.ipynb #ce878808
+def clipped(box: Any, positions: jax.Array) -> jax.Array:
+    "Positions, those beyond a box at its edge."
+    return positions if box is None else jnp.clip(positions, *jnp.asarray(box, positions.dtype))
+
+
+def into_box(parts: Components, box: Any, positions: jax.Array, weights: jax.Array, mmd2: Any) -> tuple:
+    "Particles beyond the box at its edge, and all weighed anew: -> positions, weights, MMD^2."
+    inside = clipped(box, positions)
+    if box is None or bool(jnp.all(inside == positions)):
+        return positions, weights, mmd2
+    weighed = jitted_weigh(parts.kernel, parts.embedding, inside, parts.step_rule, weights)
+    return inside, weighed.weights, _mmd2(parts, inside, weighed.weights)
+
+
+def match_moments(
+    parts: Components,
+    reference: ReferenceSet,
+    positions: jax.Array,
+    weights: jax.Array,
+    mmd2: float,
+    box: Any = None,  # (2, d), which they may not leave
+) -> tuple[jax.Array, float]:  # positions, their MMD^2
+    "Particles with the reference set's means and covariance, as far as that hardly costs MMD^2."
+    points, mass, _ = (np.asarray(part, float) for part in reference)
+    x, w = np.asarray(positions, float), np.asarray(weights, float)
+    if not (w >= 0).all() or not w.sum() > 0:
+        return positions, mmd2
+    draw = float(np.mean(parts.kernel.diagonal(parts.kernel.features(positions))) - parts.embedding.double_integral)
+    draw, share = draw / len(w), w / w.sum()
+    turned = match_covariance(x, share, points, mass)
+    exact, wide = match_widths(turned, share, points, mass), match_widths(x, share, points, mass, most=10.0)
+    off = verdict_of(particle_findings(x, share, points, mass)) != "trusted"
+    more = (1.0 if off else 0.25) * mmd2 if len(x) < 50 else 0.0
+    cheap = mmd2 + max(0.02 * draw, more)
+    candidates = [(exact, cheap), (turned, cheap)]
+    if len(x) <= x.shape[1]:
+        candidates.append((wide, 0.5 * draw))
+    for candidate, most in candidates:
+        moved = clipped(box, jnp.asarray(candidate, positions.dtype))
+        new = float(_mmd2(parts, moved, weights))
+        if new <= most:
+            return moved, new
+    return positions, mmd2
+
+
+def match_covariance(x: np.ndarray, w: np.ndarray, points: np.ndarray, mass: np.ndarray) -> np.ndarray:  # (n, d)
+    "Particles moved to the set's mean and covariance; directions in which they hardly differ stay."
+    root, centre = metric_root(points, mass), mass @ points
+    u = np.asarray(in_units(jnp.asarray(x - w @ x), jnp.asarray(root)), float)
+    values, axes = np.linalg.eigh(u.T @ (u * w[:, None]))
+    stretch = np.where(values > 0.1, 1 / np.sqrt(np.maximum(values, 0.1)), 1.0)
+    return centre + np.asarray(from_units(jnp.asarray(u @ (axes * stretch) @ axes.T), jnp.asarray(root)), float)
+
+
+def match_widths(
+    x: np.ndarray, w: np.ndarray, points: np.ndarray, mass: np.ndarray, most: float = 2.0
+) -> np.ndarray:  # (n, d)
+    "Particles stretched to the set's standard deviation in every coordinate, at most so many times."
+    (mean, sd), (true_mean, true_sd) = moments(x, w), moments(points, mass)
+    stretch = np.where(most * sd > true_sd, true_sd / np.where(sd > 0, sd, 1.0), 1.0)
+    return true_mean + (x - mean) * stretch
+
+# %% ../nbs/library/79_result.ipynb #51d3e26d
+def judge(parts: Components, positions: jax.Array, weights: jax.Array, mmd2: float, scores: Any = None) -> tuple:
+    "How particles compare with what stands for the target, and with the target itself where scores are at hand."
+    embedding, found = parts.embedding, []
+    if embedding.has_values and not parts.kernel.zero_mean:
+        draw = float(np.mean(parts.kernel.diagonal(parts.kernel.features(positions))) - embedding.double_integral)
+        found.append(mmd_finding(mmd2, float(embedding.error2), draw, len(weights)))
+    reference = embedding.reference
+    if reference is None:
+        return tuple(found)
+    share = np.asarray(weights, float) / np.sum(weights)
+    points, mass = np.asarray(reference.points, float), np.asarray(reference.weights, float)
+    found += particle_findings(positions, share, points, mass)
+    if scores is not None and len(share) > 1 and np.all(share >= 0):
+        root = metric_root(points, mass)
+        own = stein_findings(np.asarray(positions), share, scores, mass @ points, root)
+        found += [one._replace(name=f"particles: {one.name}") for one in own]
+    return tuple(found)
+
+
+def report(result: Result) -> str:
+    "The verdict, what it rests on, and what to do about it."
+    findings = [*result.run.findings, *result.findings]
+    head = f"{result.verdict}: {len(result)} particles, {result.embedding_name}"
+    if not findings:
+        return f"{head}\n  nothing was checked: nothing stands for the target that could be"
+    return f"{head}\n{table_of(findings)}"
 
 # %% ../nbs/library/79_result.ipynb #828762a3
 def add(
@@ -284,8 +424,16 @@ def expectation(
     result: Result,
     f: Callable,  # of one particle, as a pytree; scalar or array
 ) -> IntegralPosterior:
-    "E f under the target, with the standard deviation that quadrature gives it (NaN where mu_p is not known)."
+    "E f under the target, with the standard deviation of its numerical error; NaN, and a warning, if not known."
     values, parts = jax.vmap(f)(result.particles), result.parts
+    reference = parts.embedding.reference
+    if reference is not None:
+        return _against_reference(result, reference, f, values)
+    if not parts.embedding.has_values or np.isnan(parts.embedding.error2):
+        warn_user(
+            f"the error of this expectation is not known: {result.embedding_name} has no error of its own that "
+            "could be told. The default embedding has"
+        )
     if not parts.embedding.has_values:
         weights = result.weights / jnp.sum(result.weights)
         return IntegralPosterior(jnp.tensordot(weights, values, 1), jnp.full(values.shape[1:], jnp.nan, weights.dtype))
@@ -302,6 +450,25 @@ def _belief(parts: Components, positions: jax.Array, weights: jax.Array, values:
 
 
 _jitted_belief = jax.jit(_belief)
+
+
+def _against_reference(result: Result, reference: ReferenceSet, f: Callable, values: jax.Array) -> IntegralPosterior:
+    "The particles' mean; its error is their distance from the reference set's mean, and that mean's own error."
+    flat = lambda array: np.asarray(array, float).reshape(len(array), -1)
+    there = flat(jax.lax.map(f, result.target.layout.unravel_all(reference.points), batch_size=1024))
+    share, mass = np.asarray(result.weights, float), np.asarray(reference.weights, float)
+    mean = share / np.sum(share) @ flat(values)
+    apart = mean - mass @ there
+    sd = np.sqrt(apart**2 + reference_mean_error(reference, there) ** 2)
+    shaped = lambda array: jnp.asarray(array.reshape(values.shape[1:]), result.weights.dtype)
+    return IntegralPosterior(shaped(mean), shaped(sd))
+
+
+def reference_mean_error(reference: ReferenceSet, values: np.ndarray) -> np.ndarray:  # (m, k) -> (k,)
+    "The standard error of the reference set's means, autocorrelation included where it holds draws of chains."
+    if reference.num_chains == 1:
+        return weighted_error(values, np.asarray(reference.weights, float))
+    return mean_error(values.reshape(reference.num_chains, -1, values.shape[1]))
 
 
 def sample(result: Result, key: jax.Array, num: int) -> Any:  # a pytree with a leading axis of num
@@ -327,6 +494,7 @@ def save(
         parts=result.parts,
         run=result.run,
         records=result.records,
+        findings=result.findings,
         names=list(result.target.names),
         form=result.target.layout.form if result.target.function.comes_with_file else None,
         probes=np.asarray(jitted_probes(result.target, result.positions[:4])),
@@ -354,14 +522,15 @@ def load(
     check_same_target(path, given, tree)
     particles = given.layout.unravel_all(tree["positions"])
     fields = ("weights", "positions", "discrepancy", "history", "evaluations", "state", "parts")
-    return Result(particles, *(tree[name] for name in fields), given, tree["run"], None, tuple(tree["records"]))
+    rest = tree["run"], None, tuple(tree["records"]), tuple(tree["findings"])
+    return Result(particles, *(tree[name] for name in fields), given, *rest)
 
 
 def check_fields(path, spec):
     "A file must hold everything that a result is made of."
     held = spec.get("dict", {}) if isinstance(spec, dict) else {}
     wanted = {"names", "form", "probes", "positions", "weights", "discrepancy", "history", "evaluations", "state"}
-    lacking = sorted((wanted | {"parts", "run", "records"}) - set(held))
+    lacking = sorted((wanted | {"parts", "run", "records", "findings"}) - set(held))
     if lacking:
         raise ValueError(f"{path} cannot be read: it lacks {', '.join(lacking)}")
 

@@ -336,7 +336,7 @@ class Score:
         return self.target.score(u)
 
 
-_jitted_logs = jax.jit(lambda target, x: jax.lax.map(target, x, batch_size=1024))
+_jitted_logs = jax.jit(lambda target, x: jax.vmap(target)(x))
 _jitted_both = jax.jit(lambda target, x: jax.vmap(jax.value_and_grad(target))(x))
 
 
@@ -345,12 +345,21 @@ jitted_probes = jax.jit(lambda target, x: jax.lax.map(target.probe, x))
 
 def log_densities(target: Target, points: jax.Array) -> jax.Array:  # (n, d) -> (n,)
     "The log density at many points, compiled once for all targets of one form."
-    return _jitted_logs(target, points)
+    return in_batches(_jitted_logs, target, points)
 
 
 def values_and_scores(target: Target, points: jax.Array) -> tuple:  # (n, d) -> (n,), (n, d)
     "The log density and its gradient at many points, compiled once for all targets of one form."
-    return _jitted_both(target, points)
+    return in_batches(_jitted_both, target, points)
+
+
+def in_batches(compiled: Callable, target: Target, points: jax.Array) -> Any:  # of n rows
+    "What a compiled function gives for many points, in batches of four sizes, so that other numbers compile nothing."
+    rows = np.asarray(points)
+    size = next((size for size in (1, 16, 64) if len(rows) <= size), 256)
+    padded = np.concatenate([rows, np.repeat(rows[-1:], -len(rows) % size, axis=0)])
+    parts = [compiled(target, padded[first : first + size]) for first in range(0, len(padded), size)]
+    return jax.tree.map(lambda *each: jnp.asarray(np.concatenate(each)[: len(rows)]), *parts)
 
 # %% ../nbs/core/03_target.ipynb #038104e2
 @singledispatch

@@ -6,17 +6,17 @@
 __all__ = ['find_mode', 'Cloud', 'importance_cloud', 'cloud_around']
 
 # %% ../../nbs/theory/22_cloud.ipynb #ceccfbc8
-from typing import Any, Callable, NamedTuple, cast
+from typing import Any, Callable, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jaxtyping import Array, Float
 from scipy.special import logsumexp, softmax
 from scipy.stats import norm, qmc
-from mmdfw._checks import check_count, check_points
-from mmdfw._target import Target, as_target, log_densities
+from mmdfw._checks import check_count, check_points, check_positive, warn_user
+from mmdfw._target import as_target, log_densities
 from mmdfw._mixture import GaussianMixture
+from mmdfw.embeddings._climb import SETTLED, climb
 
 # %% ../../nbs/theory/22_cloud.ipynb #ff2fd814
 def importance_weights(
@@ -31,6 +31,25 @@ def importance_weights(
 def effective_sample_size(weights: Any) -> float:
     "How many equal weights the given ones are worth: (sum w)^2 / sum w^2."
     return float(np.sum(weights) ** 2 / np.sum(np.square(weights)))
+
+# %% ../../nbs/theory/22_cloud.ipynb #0af87b6d
+def pareto_shape(weights: Any) -> float:  # 0 for equal weights, infinite if too few stand out to tell
+    "Pareto's k-hat of the largest importance weights."
+    ordered = np.sort(np.asarray(weights, float))
+    size = min(max(int(3 * len(ordered) ** 0.5), 5), len(ordered) // 5)
+    tail = ordered[len(ordered) - size :] - ordered[len(ordered) - size - 1]
+    n = np.count_nonzero(tail)
+    if size < 5 or 0 < n < 5:
+        return np.inf
+    if n == 0:
+        return 0.0
+    tail = tail[-n:] / tail[-1]
+    grid = 30 + int(n**0.5)
+    b = 1 + (1 - np.sqrt(grid / (np.arange(grid) + 0.5))) / (3 * tail[int(n / 4 + 0.5) - 1])
+    shape = lambda b: np.mean(np.log1p(-b[:, None] * tail), axis=1)
+    likelihood = n * (np.log(-b / shape(b)) - shape(b) - 1)
+    mean = np.sum(b * softmax(likelihood), keepdims=True)
+    return float((n * shape(mean)[0] + 5) / (n + 10))
 
 # %% ../../nbs/theory/22_cloud.ipynb #86635943
 def sobol_normal(
@@ -79,6 +98,7 @@ def maximise(
     points: Float[np.ndarray, "n d"],
     weights: Float[np.ndarray, " n"],  # summing to one
     membership: Float[np.ndarray, "n k"],  # rows summing to one
+    guess: Float[np.ndarray, "d d"] | None = None,  # an earlier covariance
 ) -> GaussianMixture:
     "The M step of EM, with covariances shrunk to their pooled mean, more so where a component has few points."
     share = membership * weights[:, None]
@@ -88,7 +108,10 @@ def maximise(
     centred = points - means[:, None]
     covariances = np.swapaxes(centred * share.T[..., None], 1, 2) @ centred  # each times its mass
     shrink = ((d + 1) / (mass**2 / (np.sum(share**2, 0) + 1e-30) + d + 1))[:, None, None]
-    mixed = (1 - shrink) * covariances / mass[:, None, None] + shrink * np.sum(covariances, 0)
+    pooled, others = np.sum(covariances, 0), (1 - 1 / len(mass)) / np.sum(weights**2)
+    few = (d + 1) / (others + d + 1)
+    pooled = pooled if guess is None else (1 - few) * pooled + few * guess
+    mixed = (1 - shrink) * covariances / mass[:, None, None] + shrink * pooled
     floor = 1e-6 * np.diag(weights @ (points - weights @ points) ** 2 + 1e-12)
     return GaussianMixture(mass / np.sum(mass), means, np.linalg.cholesky(mixed + floor))
 
@@ -113,13 +136,20 @@ def fit_mixture(
     points: Float[np.ndarray, "n d"],
     weights: Float[np.ndarray, " n"],  # summing to one
     centres: Float[np.ndarray, "k d"],  # where to begin
+    guess: Float[np.ndarray, "d d"] | None = None,  # an earlier covariance
     num_steps: int = 40,
+    least_gain: float = 1e-4,  # nats of the mean log density: EM is over when a step gains less
 ) -> GaussianMixture:
     "A Gaussian mixture fitted to weighted points by EM."
     nearest = np.argmin(np.sum((points[:, None] - centres) ** 2, -1), 1)
-    mixture = maximise(points, weights, np.eye(len(centres))[nearest])
+    mixture = maximise(points, weights, np.eye(len(centres))[nearest], guess)
+    before = -np.inf
     for _ in range(num_steps):
-        mixture = maximise(points, weights, softmax(component_logs(mixture, points), axis=1))
+        logs = component_logs(mixture, points)
+        now = weights @ logsumexp(logs, axis=1)
+        if now - before < least_gain:
+            break
+        before, mixture = now, maximise(points, weights, softmax(logs, axis=1), guess)
     return mixture
 
 # %% ../../nbs/theory/22_cloud.ipynb #f35aaf5f
@@ -130,58 +160,28 @@ class Mode(NamedTuple):
     logdensity: Float[Array, ""]
     evaluations: int  # log densities and scores, each counted
 
-
-class Place(NamedTuple):
-    "A point on the way to the mode."
-
-    position: Float[Array, " d"]
-    loss: Float[Array, ""]  # minus the log density
-    slope: Float[Array, " d"]
-
-# %% ../../nbs/theory/22_cloud.ipynb #a76c9a5d
-def climb(
-    target: Target, position: Float[Array, " d"], max_steps: int, tolerance: float
-) -> tuple[Place, int]:  # and the number of evaluations
-    "L-BFGS until the slope is small, no step helps, or `max_steps` are done."
-    optimizer = optax.lbfgs()
-    loss = lambda x: -target(x)
-
-    def body(carry):
-        at, state, used, steps, _ = carry
-        updates, state = optimizer.update(at.slope, state, at.position, value=at.loss, grad=at.slope, value_fn=loss)
-        search = cast(Any, state)[-1]  # the line search has already been to the new place
-        new = Place(at.position + updates, search.value, search.grad)
-        better = (new.loss < at.loss) & jnp.all(jnp.isfinite(new.slope))
-        at = jax.tree.map(lambda a, b: jnp.where(better, a, b), new, at)
-        return at, state, used + 2 * search.info.num_linesearch_steps, steps + 1, better
-
-    def going(carry):
-        at, _, _, steps, better = carry
-        return better & (steps < max_steps) & (jnp.linalg.norm(at.slope) >= tolerance)
-
-    first = Place(position, *jax.value_and_grad(loss)(position))
-    at, _, used, _, _ = jax.lax.while_loop(going, body, (first, optimizer.init(position), 2, 0, jnp.array(True)))
-    return at, used
-
-
-jitted_climb = jax.jit(climb, static_argnums=(2, 3))  # another target of the same form compiles nothing
-
 # %% ../../nbs/theory/22_cloud.ipynb #0a6072d2
 def find_mode(
     logdensity: Callable,  # a Target, or a log density of one vector
     position: Float[Array, " d"],  # where to begin
-    max_steps: int = 50,  # of L-BFGS, each a line search of a few evaluations
-    tolerance: float = 1e-3,  # on the size of the score
+    max_steps: int = 200,  # of L-BFGS, each a line search of a few evaluations
+    tolerance: float = SETTLED,  # nats: the climb is over when it gains less
 ) -> Mode:
-    "A mode of the target, by L-BFGS; the best finite point met is kept."
+    "A mode of the target, by L-BFGS; with a warning where the climb ended before the slope was small."
     check_count("max_steps", max_steps)
+    check_positive("tolerance", tolerance)
     position = jnp.asarray(position)
     check_points("position", np.asarray(position)[None])
-    at, used = jitted_climb(as_target(logdensity, position), position, max_steps, tolerance)
-    value = -np.asarray(at.loss)
-    if not np.isfinite(value):
-        raise ValueError(f"the log density is {value} at the start {position} and no step left it")
-    return Mode(at.position, jnp.asarray(value), int(used))
+    path = climb(as_target(logdensity, position), np.asarray(position, float), max_steps, tolerance)
+    value = path.logs[-1]
+    if not np.isfinite(value) or not np.all(np.isfinite(path.scores[-1])):
+        raise ValueError(f"the log density is {value} at the start {position}, its slope {path.scores[-1]}")
+    if not path.settled:
+        warn_user(
+            f"the climb to a mode stopped after {len(path.points) - 1} steps, where the slope is {path.slope:.2g} in "
+            "standard deviations: more max_steps are needed, or the density has an edge there, or no mode at all"
+        )
+    return Mode(jnp.asarray(path.points[-1], position.dtype), jnp.asarray(value, position.dtype), path.evaluations)
 
 # %% ../../nbs/theory/22_cloud.ipynb #2c666200
 def laplace_root(
@@ -257,6 +257,39 @@ def weigh_rounds(rounds: list[Round]) -> Float[np.ndarray, " m"]:  # summing to 
     each = np.stack([np.asarray(logsumexp(component_logs(r.proposal, points), axis=1)) for r in rounds])
     return importance_weights(logs, np.asarray(logsumexp(each + np.log(shares)[:, None], axis=0)))
 
+# %% ../../nbs/theory/22_cloud.ipynb #c46f5335
+def count_components(
+    rng: np.random.Generator,
+    points: Float[np.ndarray, "n d"],
+    weights: Float[np.ndarray, " n"],  # summing to one
+    most: int,
+    guess: Float[np.ndarray, "d d"] | None = None,  # an earlier covariance
+) -> int:
+    "How many components serve points that they were not fitted to: one, doubled while that helps, so many at most."
+    order = rng.permutation(len(points))
+    halves = order[::2], order[1::2]
+    if most == 1 or not all(np.sum(weights[half]) > 0 for half in halves):
+        return 1
+    (seen, w), (unseen, v) = ((points[half], weights[half] / np.sum(weights[half])) for half in halves)
+    best, number = -np.inf, 1
+    for k in (min(2**power, most) for power in range(most.bit_length() + 1)):
+        fit = fit_mixture(seen, w, spread_centres(rng, seen, w, k), guess)
+        now = v @ logsumexp(component_logs(fit, unseen), axis=1)
+        if now <= best:
+            break
+        best, number = now, k
+    return number
+
+# %% ../../nbs/theory/22_cloud.ipynb #b4022f2f
+def mean_covariance(
+    mixture: GaussianMixture,
+    points: Float[np.ndarray, "n d"],
+    weights: Float[np.ndarray, " n"],  # summing to one
+) -> Float[np.ndarray, "d d"]:
+    "The mean covariance of the components that weighted points belong to."
+    share = weights @ softmax(component_logs(mixture, points), axis=1)
+    return np.einsum("k,kij,klj->il", share, mixture.roots, mixture.roots, optimize=True)
+
 # %% ../../nbs/theory/22_cloud.ipynb #0aa0a16c
 def adapted_proposal(
     rng: np.random.Generator,
@@ -264,16 +297,20 @@ def adapted_proposal(
     weights: Float[np.ndarray, " n"],  # summing to one
     max_components: int,
     wide_share: float,  # of the mass, on one component wider than all points together: a safeguard
+    last: GaussianMixture | None = None,  # the proposal before: its covariances help where points are few
 ) -> GaussianMixture:
-    "A proposal from weighted points: a mixture fitted by EM, and one wide component as a safeguard."
-    k = int(np.clip(effective_sample_size(weights) / (2 * points.shape[1]), 1, max_components))
-    fitted = fit_mixture(points, weights, spread_centres(rng, points, weights, k))
-    wide = maximise(points, weights, np.ones((len(points), 1)))
+    "A proposal from weighted points: a mixture fitted by EM, and three wide components as a safeguard."
+    most = int(np.clip(effective_sample_size(weights) / (2 * points.shape[1]), 1, max_components))
+    guess = None if last is None else mean_covariance(last, points, weights)
+    k = count_components(rng, points, weights, most, guess)
+    fitted = fit_mixture(points, weights, spread_centres(rng, points, weights, k), guess)
+    wide = maximise(points, weights, np.ones((len(points), 1)), guess)
     join = lambda a, b: np.concatenate([a, b])
+    factors = 2**0.5 * np.array([1.0, 2.0, 4.0])  # a scale mixture: its tails are heavier than a Gaussian's
     return GaussianMixture(
-        join((1 - wide_share) * fitted.weights, wide_share * wide.weights),
-        join(fitted.means, wide.means),
-        join(fitted.roots, 2**0.5 * wide.roots),
+        join((1 - wide_share) * fitted.weights, np.full(3, wide_share / 3)),
+        join(fitted.means, np.repeat(wide.means, 3, axis=0)),
+        join(fitted.roots, factors[:, None, None] * wide.roots),
     )
 
 # %% ../../nbs/theory/22_cloud.ipynb #99a45628
@@ -295,7 +332,7 @@ def run_pilots(
     for wide_share in (num_pilots - 1) * [WIDE_SHARE] + [LAST_WIDE_SHARE]:
         rounds.append(draw_round(rng, evaluate, proposal, num, dtype))
         points = np.concatenate([r.points for r in rounds])
-        proposal = adapted_proposal(rng, points, weigh_rounds(rounds), max_components, wide_share)
+        proposal = adapted_proposal(rng, points, weigh_rounds(rounds), max_components, wide_share, proposal)
     return rounds, proposal
 
 # %% ../../nbs/theory/22_cloud.ipynb #8e7ce98a
@@ -308,6 +345,7 @@ class Cloud(NamedTuple):
     evaluations: int  # log densities taken, all rounds
     rejected: int  # points where the log density was NaN or +inf
     proposal: GaussianMixture  # what the points were drawn from
+    khat: float = np.nan  # Pareto's shape of the largest weights: from 0.5 on they have no finite variance
 
     @property
     def efficiency(self) -> float:
@@ -348,6 +386,7 @@ def importance_cloud(
         num_evaluations,
         int(np.sum(np.isnan(logs) | (logs == np.inf))),
         proposal,
+        pareto_shape(weights),
     )
 
 # %% ../../nbs/theory/22_cloud.ipynb #60a1c022

@@ -9,15 +9,18 @@ __all__ = ['Draws', 'nuts', 'sgld']
 from dataclasses import dataclass
 from typing import Any, Callable
 import blackjax, jax, jax.numpy as jnp, numpy as np
-from blackjax.diagnostics import ess_bulk, rhat
 from blackjax.adaptation.step_size import dual_averaging_adaptation
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float, Key
+from scipy.fft import irfft, next_fast_len, rfft
+from scipy.special import ndtri
+from scipy.stats import rankdata
 from tqdm import tqdm
 from mmdfw._checks import check_count, check_positive, pytree_dataclass, show_progress, warn_user
 from mmdfw._files import cached, program_digest
 from mmdfw._target import Target, as_target, check_key, check_position, values_and_scores
 from mmdfw.embeddings._gaussian import GaussianApproximation
+from mmdfw.kernels._kernel import from_units
 from mmdfw.samplers._svgd import target_like
 
 # %% ../../nbs/library/77_chains.ipynb #68a4ed74
@@ -49,15 +52,79 @@ class Draws:
         "The draws of all chains with one leading axis."
         return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), self.draws)
 
+# %% ../../nbs/library/77_chains.ipynb #d1a90001
+def halves(draws: Float[np.ndarray, "chains draws d"]) -> Float[np.ndarray, "both half d"]:
+    "Each chain as two of half its length."
+    half = draws.shape[1] // 2
+    return np.concatenate([draws[:, :half], draws[:, half : 2 * half]])
+
+
+def normal_scores(draws: Float[np.ndarray, "chains draws d"]) -> Float[np.ndarray, "chains draws d"]:
+    "Normal quantiles of the draws' ranks among those of all chains, for each coordinate."
+    flat = draws.reshape(-1, draws.shape[-1])
+    return ndtri((rankdata(flat, axis=0) - 0.375) / (len(flat) + 0.25)).reshape(draws.shape)
+
+
+def scale_reduction(draws: Float[np.ndarray, "chains draws d"]) -> Float[np.ndarray, " d"]:
+    "How much wider all chains together are than each by itself; NaN where nothing moved."
+    n = draws.shape[1]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.sqrt(draws.mean(1).var(0, ddof=1) / draws.var(1, ddof=1).mean(0) + (n - 1) / n)
+
+# %% ../../nbs/library/77_chains.ipynb #d1a90005
+def autocorrelations(draws: Float[np.ndarray, "chains draws d"]) -> Float[np.ndarray, "draws d"]:
+    "Correlation of draws that are 0, 1, 2, ... apart; what sets chains apart counts at every distance."
+    chains, n, _ = draws.shape
+    length = next_fast_len(2 * n, real=True)
+    power = np.abs(rfft(draws - draws.mean(1, keepdims=True), length, axis=1)) ** 2
+    covariances = irfft(power.mean(0), length, axis=0)[:n] / n
+    total = covariances[0] + (draws.mean(1).var(0, ddof=1) if chains > 1 else 0.0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        later = 1 - (covariances[0] * n / (n - 1) - covariances[1:]) / total
+    return np.concatenate([np.ones_like(total)[None], later])
+
+
+def effective_size(draws: Float[np.ndarray, "chains draws d"]) -> Float[np.ndarray, " d"]:
+    "How many independent draws give as good a mean, by Geyer's monotone sequence; 0 where nothing moved."
+    num, rho = draws.shape[0] * draws.shape[1], autocorrelations(draws)
+    even, odd = rho[: len(rho) - len(rho) % 2 : 2], rho[1::2]
+    positive = np.logical_and.accumulate(even + odd > 0)
+    end = np.minimum(positive.sum(0), len(even) - 1), np.arange(rho.shape[1])  # the pair that is not positive
+    first = np.where(positive[end], even[end], np.maximum(even[end], 0))
+    pairs = np.where(positive, even + odd, 0.0)
+    pairs[end] = np.where(positive[end], pairs[end], first)
+    falling = np.minimum.accumulate(pairs)
+    first = np.where(pairs[end] > falling[end], falling[end] / 2, first)
+    size = num / np.maximum(2 * falling.sum(0) - first - 1, 1 / np.log10(num))
+    return np.where(np.isnan(rho).any(0), np.where(np.isnan(draws).any((0, 1)), np.nan, 0.0), size)
+
+# %% ../../nbs/library/77_chains.ipynb #d1a90009
+def by_columns(function: Callable, draws: Float[np.ndarray, "chains draws d"]) -> np.ndarray:
+    "What `function` gives for all coordinates, taken some millions of numbers at a time."
+    width = max(1, 2**22 // (draws.shape[0] * draws.shape[1]))
+    parts = [function(np.asarray(draws[..., i : i + width], float)) for i in range(0, draws.shape[-1], width)]
+    return np.concatenate(parts, -1)
+
+
+def rank_diagnosis(draws: Float[np.ndarray, "chains draws d"]) -> Float[np.ndarray, "2 d"]:
+    "R-hat and ESS of every coordinate, from ranks."
+    split = halves(draws)
+    scores, folded = normal_scores(split), normal_scores(np.abs(split - np.median(split, (0, 1))))
+    return np.stack([np.maximum(scale_reduction(scores), scale_reduction(folded)), effective_size(scores)])
+
+
+def diagnose(draws: Any) -> dict:  # (chains, draws, d) -> rhat and ess, (d,) each
+    "R-hat and ESS of every coordinate (Vehtari et al. 2021), by NumPy: nothing to compile."
+    rhat, ess = by_columns(rank_diagnosis, draws)
+    return {"rhat": rhat, "ess": ess}
+
+
+def mean_error(values: Any) -> Float[np.ndarray, " k"]:  # (chains, draws, k)
+    "The Monte Carlo standard error of the mean of each column."
+    one = lambda part: np.sqrt(part.var((0, 1)) / np.maximum(effective_size(halves(part)), 1.0))
+    return by_columns(one, values)
+
 # %% ../../nbs/library/77_chains.ipynb #231f1063
-def diagnose(draws: Float[Array, "chains draws d"]) -> dict:  # rhat and ess, (d,) each
-    "R-hat and ESS of every coordinate, by BlackJAX."
-    return {"rhat": jnp.reshape(rhat(draws), -1), "ess": jnp.reshape(ess_bulk(draws), -1)}
-
-
-jitted_diagnosis = jax.jit(diagnose)
-
-
 def warn_poor(result: Draws, max_rhat: float = 1.01, least: float = 400.0):
     "Say which coordinates not to trust."
     max_rhat = max(max_rhat, 1 + 5 * len(result.step_size) / len(result))  # short chains differ by chance
@@ -178,10 +245,10 @@ class Whitened:
 
     target: Callable
     mean: Any  # (d,)
-    root: Any  # (d, d)
+    root: Any  # (d, d), or (d,) widths
 
     def __call__(self, u):
-        return self.target(self.mean + self.root @ u)
+        return self.target(self.mean + from_units(u, self.root))
 
 
 def warm_step_size(
@@ -309,7 +376,7 @@ def nuts(
         check_starts(target, starts)
         found = run_chains(target, run_key, starts, **chosen, gaussian=gaussian, progress=show_progress(progress))
         looks = 2 * num_chains  # at the starts
-        return found | {"evaluations": found["evaluations"] + looks} | jitted_diagnosis(found["draws"])
+        return found | {"evaluations": found["evaluations"] + looks} | diagnose(found["draws"])
 
     settings = dict(sampler="nuts", key=run_key, starts=starts) | chosen
     if gaussian is not None:
@@ -395,7 +462,7 @@ def sgld(
                 "(or the score is not finite)"
             )
         counts = {"divergences": 0, "evaluations": steps * num_chains, "step_size": jnp.full(num_chains, sizes[-1])}
-        return {"draws": draws} | counts | jitted_diagnosis(draws)
+        return {"draws": draws} | counts | diagnose(draws)
 
     settings = dict(sampler="sgld", key=run_key, starts=starts, sizes=sizes, num_warmup=num_warmup, thin=thin)
     return as_draws(kept(cache, settings, Target.estimate, target, (starts[0], run_key), compute, folder), target)
