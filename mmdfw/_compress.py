@@ -6,70 +6,260 @@
 __all__ = ['compress']
 
 # %% ../nbs/library/83_compress.ipynb #a588acc3
-import jax, jax.numpy as jnp
-from mmdfw._checks import check_choice, check_count, show_progress
+from typing import Any, Callable
+import jax, jax.numpy as jnp, numpy as np
+from jaxtyping import Array, Float, Int
+from mmdfw._checks import check_choice, check_count, check_kind, show_progress
+from mmdfw._draws import MENDED, Looked, as_source, look_at_draws
 from mmdfw._loop import Components, Until, as_history, capacity_for, grow, jitted_init
-from mmdfw._result import Result, Run, finish, watch_for
-from mmdfw._target import NoDensity, Target, check_key, flatten_particles
-from mmdfw.embeddings._embedding import Pool, reference_embedding
-from mmdfw.kernels._kernel import RBF, Kernel
-from mmdfw.kernels._lengthscale import median_lengthscale
+from mmdfw._mmd import mmd2_from_parts
+from mmdfw._refinement import jitted_weigh, weigh
+from mmdfw._result import Result, Run, finish, match_moments, watch_for
+from mmdfw._target import NoDensity, Target, as_target, check_key
+from mmdfw.embeddings._embedding import ReferenceEmbedding, ReferenceSet, mmd2_to, reference_embedding
+from mmdfw.embeddings._sketch import evenly_spaced, means_of_many, sketched_embedding
+from mmdfw.kernels._kernel import Kernel
+from mmdfw.kernels._multiscale import FULL_METRIC, default_kernel
 from mmdfw.oracles._oracle import GradientOracle, PoolStarts
-from mmdfw.oracles._search import PoolOracle
+from mmdfw.oracles._search import KnownMeans, PoolOracle
 from mmdfw.steps._quadrature import Quadrature
 from mmdfw.steps._step import StepRule
 
 # %% ../nbs/library/83_compress.ipynb #2719ad5d
-def draw_pool(pool: Pool, pool_size: int) -> PoolStarts:
-    "The reference points, or as many of them as the pool may have, evenly spaced."
-    every = -(-len(pool.points) // pool_size)
-    return PoolStarts(*(jax.tree.map(lambda leaf: leaf[::every], part) if every > 1 else part for part in pool))
+EXACT_UP_TO = 16_384  # draws: beyond, landmarks keep their kernel mean
+METRIC_FROM = 65_536  # draws: as many tell a covariance to half a per cent
 
-# %% ../nbs/library/83_compress.ipynb #f841d3c4
-def compress(
-    key: jax.Array,
-    draws,  # (m, d), or a pytree whose leaves have a leading axis of m
-    num_particles: int = 50,
-    *,
-    weights=None,  # (m,) of the draws, uniform if None
-    kernel: Kernel | None = None,  # RBF with the median distance of the draws if None
-    points: str = "free",  # or "pool": particles stay at draws
-    refine: bool = True,  # move all particles together after growth; not where points="pool"
-    step_rule: StepRule = Quadrature(),  # free weights; Quadrature("simplex") where they must be probabilities
-    effective_size: float | None = None,  # how many independent draws these are worth (ESS), for their own error
-    pool_size: int = 16_384,  # draws that the oracle looks over: memory
-    max_refinement_steps: int = 300,
-    progress: bool | None = None,  # on in a terminal or notebook if None
-) -> Result:
-    "A few weighted particles whose kernel mean is close to that of many draws."
-    check_key(key)
-    flat, layout = flatten_particles("draws", draws)
-    counts = dict(num_particles=num_particles, pool_size=pool_size, max_refinement_steps=max_refinement_steps)
-    for name, value in counts.items():
-        check_count(name, value)
-    check_choice("points", points, ("free", "pool"))
-    if num_particles > len(flat):
-        raise ValueError(f"num_particles must be at most the number of draws, {len(flat)}, got {num_particles}")
-    kernel = kernel or RBF(median_lengthscale(flat, divide_by_log=False))
-    embedding = reference_embedding(kernel, flat, weights, effective_size)
-    pool = draw_pool(embedding.own_pool, pool_size)
-    if points == "pool" and num_particles > len(pool.points):
-        raise ValueError(
-            f"pool_size={pool_size} leaves {len(pool.points)} draws to take {num_particles} particles from"
-        )
-    oracle = PoolOracle(pool, replace=False) if points == "pool" else GradientOracle(pool, scale=kernel.unit)
-    parts = Components(kernel, embedding, oracle, step_rule)
-    name = f"{len(flat):,} draws, their own expected MMD^2 {float(embedding.error2):.3g}"
-    run = Run(key, 0, name, refine and points == "free", max_refinement_steps, check_support=False)
-    return run_compression(run, parts, pool, Target(NoDensity(), layout), num_particles, show_progress(progress))
+
+def kernel_of(
+    points: Float[Array, "m d"],
+    mass: Float[np.ndarray, " m"],  # weights, summing to one
+    num_particles: int,
+) -> Kernel:
+    "The default kernel of many draws."
+    if len(points) <= METRIC_FROM:
+        return default_kernel(points, mass, num_particles)
+    which, shares = evenly_spaced(mass, METRIC_FROM)
+    return default_kernel(points[which], shares, num_particles)
+
+
+def embed_draws(
+    kernel: Kernel,
+    points: Float[Array, "m d"],
+    mass: Float[np.ndarray, " m"],  # weights, summing to one
+    effective_size: float | None,
+    num_chains: int,
+    num_landmarks: int,
+    num_sample: int,
+) -> ReferenceEmbedding:
+    "The kernel mean of the draws: exact, or kept by landmarks where they are many."
+    if len(points) <= EXACT_UP_TO:
+        return reference_embedding(kernel, points, mass, effective_size, num_chains)
+    return sketched_embedding(kernel, points, mass, effective_size, num_chains, num_landmarks, num_sample)
+
+
+def draw_pool(embedding: ReferenceEmbedding, pool_size: int) -> PoolStarts:
+    "The reference points, or as many of them as the pool may have, evenly spaced."
+    num = len(embedding.points)
+    which = np.arange(min(pool_size, num)) * num // min(pool_size, num)
+    pool = embedding.own_pool
+    return PoolStarts(*(pool if num <= pool_size else jax.tree.map(lambda leaf: leaf[which], pool)))
+
+# %% ../nbs/library/83_compress.ipynb #83a00002
+def moment_points(points: Float[Array, "m d"], mass: Float[np.ndarray, " m"], size: int = 65_536) -> ReferenceSet:
+    "A few points with the mean and the covariance of many; in high dimension with the standard deviations alone."
+    d, total, squares = points.shape[1], 0.0, 0.0
+    shift = np.asarray(points[0], float)
+    for first in range(0, len(points), size):
+        some, w = np.asarray(points[first : first + size], float) - shift, mass[first : first + size]
+        total = total + w @ some
+        squares = squares + (some.T @ (some * w[:, None]) if d <= FULL_METRIC else w @ some**2)
+    if d <= FULL_METRIC:
+        values, axes = np.linalg.eigh(squares - np.outer(total, total))
+        root = axes * np.sqrt(np.maximum(values, 0.0))
+    else:
+        root = np.diag(np.sqrt(np.maximum(squares - total**2, 0.0)))
+    around = np.concatenate([root.T, -root.T]) * np.sqrt(d)
+    return ReferenceSet(np.tile(shift + total + around, (2, 1)), np.full(4 * d, 1 / (4 * d)))
+
+# %% ../nbs/library/83_compress.ipynb #83a00019
+@jax.jit
+def exchange_round(
+    kernel: Kernel,
+    pool: PoolStarts,
+    rule: StepRule,
+    chosen: Int[Array, " n"],  # numbers of the pool's points
+    weights: Float[Array, " n"],
+) -> tuple[Int[Array, " n"], Float[Array, " n"], Float[Array, ""]]:  # chosen, weights, half of MMD^2 less its constant
+    "Each particle in turn goes to the point of the pool that is best for it; then all are weighed anew."
+    n, peaks, some = len(chosen), kernel.diagonal(pool.features), 0.5 / len(chosen)
+    rows = lambda which: jax.tree.map(lambda leaf: leaf[which], pool.features)
+    column = lambda which: kernel.gram(pool.features, rows(which[None]))[:, 0]
+
+    def move(i, carry):
+        chosen, witness = carry
+        witness = witness - weights[i] * column(chosen[i])
+        size = jnp.where(jnp.abs(weights[i]) < some, some, weights[i])
+        others = jnp.zeros(len(peaks), bool).at[chosen].set(True).at[chosen[i]].set(False)
+        best = jnp.argmin(jnp.where(others, jnp.inf, size * witness + size**2 * peaks / 2))
+        return chosen.at[i].set(best), witness + weights[i] * column(best)
+
+    witness = kernel.gram(pool.features, rows(chosen)) @ weights - pool.means
+    chosen, _ = jax.lax.fori_loop(0, n, move, (chosen, witness))
+    known = KnownMeans(None, pool.means[chosen])
+    weighed = weigh(kernel, known, pool.points[chosen], rule, weights)
+    w = weighed.weights
+    return chosen, w, w @ weighed.gram @ w / 2 - w @ weighed.means
+
+
+def exchange(parts: Components, pool: PoolStarts, positions: Float[Array, "n d"], weights: Float[Array, " n"]) -> tuple:
+    "Rounds of exchange until none brings anything: -> positions, weights."
+    same = lambda x: jnp.argmax(jnp.all(pool.points == x, axis=1))
+    chosen, best = jax.lax.map(same, positions), np.inf
+    for _ in range(100):
+        new, new_weights, half = exchange_round(parts.kernel, pool, parts.step_rule, chosen, weights)
+        if not float(half) < best:
+            break
+        chosen, weights, best = new, new_weights, float(half)
+    return pool.points[chosen], weights
 
 # %% ../nbs/library/83_compress.ipynb #05332a99
 def run_compression(
-    run: Run, parts: Components, pool: PoolStarts, target: Target, num_particles: int, progress: bool
+    run: Run,
+    parts: Components,
+    pool: PoolStarts,
+    target: Target,
+    num_particles: int,
+    settle: Callable,
+    progress: bool,
 ) -> Result:
     "Growth from the best single draw, then refinement."
     first = pool.points[jnp.argmax(pool.means**2 / parts.kernel.diagonal(pool.features))]
     # without the oracle, so that all share compiled code
     state = jitted_init(parts._replace(oracle=None), first[None], capacity_for(1))
     growth = grow(run.key, parts, state, Until(num_particles), watch_for(target, progress))
-    return finish(growth, as_history(growth.infos), target, run, (), progress)
+    return finish(growth, as_history(growth.infos), target, run, (), progress, settle)
+
+
+def last_look(
+    parts: Components,
+    pool: PoolStarts,
+    points: Float[Array, "m d"],
+    mass: Float[np.ndarray, " m"],
+    box: Any,  # (2, d); None where particles stay at draws
+    refine: bool,
+) -> Callable:  # positions, weights, MMD^2 -> the same
+    "What is done at the end: exchange, where particles stay at draws; weights and moments by all draws, if many."
+    kernel, embedding, every = parts.kernel, parts.embedding, np.asarray(points)
+    many = len(embedding.points) < len(points)
+
+    def means_at(positions):
+        if not many:
+            return embedding
+        n = len(positions)
+        room = jnp.asarray(np.pad(positions, ((0, capacity_for(n) - n), (0, 0)), mode="edge"))
+        means = means_of_many(kernel, kernel.features(room), every, mass)[:n]
+        return KnownMeans(embedding, jnp.asarray(means, positions.dtype))
+
+    def settle(positions, weights, mmd2):
+        if refine and box is None:
+            positions, weights = exchange(parts, pool, positions, weights)
+        elif not many:
+            return positions, weights, mmd2
+        if many:
+            weights = jitted_weigh(kernel, means_at(positions), positions, parts.step_rule, weights).weights
+        if many and refine and box is not None:
+            own = float(mmd2_to(embedding, positions, weights))
+            positions = match_moments(parts, moment_points(points, mass), positions, weights, own, box)[0]
+        gram, means = kernel.matrix(positions, positions), means_at(positions).mean(positions)
+        return positions, weights, mmd2_from_parts(weights, gram, means, embedding.double_integral)
+
+    return settle
+
+# %% ../nbs/library/83_compress.ipynb #1e3af626
+def check_request(
+    num_draws: int,
+    num_particles: int,
+    points: str,
+    pool_size: int,
+    num_landmarks: int | None,
+    max_refinement_steps: int,
+):
+    "Counts and choices must make sense, by themselves and together."
+    counts = dict(num_particles=num_particles, pool_size=pool_size, max_refinement_steps=max_refinement_steps)
+    for name, value in counts.items():
+        check_count(name, value)
+    if num_landmarks is not None:
+        check_count("num_landmarks", num_landmarks, 2)
+    check_choice("points", points, ("free", "pool"))
+    if num_particles > num_draws:
+        raise ValueError(f"num_particles must be at most the number of draws, {num_draws}, got {num_particles}")
+    if points == "pool" and num_particles > pool_size:
+        raise ValueError(f"pool_size={pool_size} leaves {pool_size} draws to take {num_particles} particles from")
+
+
+def landmarks_for(num_particles: int) -> int:
+    "So many landmarks that they are much nearer to the draws than the particles can be."
+    return min(max(2048, capacity_for(16 * num_particles)), 8192)
+
+
+def in_words(looked: Looked, embedding: ReferenceEmbedding) -> str:
+    "What stands for the target, and how good it is."
+    num, chains, own = len(looked.source.points), looked.source.num_chains, float(embedding.error2)
+    kept = ""
+    if len(embedding.points) < num:
+        own = own - float(embedding.sketch_error2)
+        kept = (
+            f", kept by {len(embedding.landmark_weights):,} landmarks with MMD^2 {float(embedding.sketch_error2):.2g}"
+        )
+    of = f" of {chains} chains worth {np.min(looked.source.ess):,.0f}" if chains > 1 else ""
+    return f"{num:,} draws{of}{looked.words}, their own expected MMD^2 {own:.3g}{kept}"
+
+# %% ../nbs/library/83_compress.ipynb #f841d3c4
+def compress(
+    key: jax.Array,
+    draws,  # (m, d), (chains, draws, d), a pytree whose leaves have a leading axis of m, or `Draws`
+    num_particles: int = 50,
+    *,
+    weights=None,  # (m,) of the draws, uniform if None
+    chains: bool | None = None,  # the leading axes are chain and draw; if None, where draws is an array of three axes
+    target=None,  # log density of one draw, or a `Target`: the draws are checked against it
+    debias: bool = False,  # weigh the draws by Stein's identity first, so that they stand for the target
+    kernel: Kernel | None = None,  # the default kernel of the draws if None: units and linear maps do not matter
+    points: str = "free",  # anywhere in the range of the draws; or "pool": particles are draws
+    refine: bool = True,  # after growth, move all particles together; exchange them where points="pool"
+    step_rule: StepRule = Quadrature("simplex"),  # probabilities; Quadrature("free") allows negative weights
+    effective_size: float | None = None,  # how many independent draws these are worth; the smallest ESS of chains
+    pool_size: int = 16_384,  # draws that the oracle looks over: memory
+    num_landmarks: int
+    | None = None,  # that keep more than 16,384 draws; sixteen for each particle if None, 2,048 at least
+    max_refinement_steps: int = 300,
+    progress: bool | None = None,  # on in a terminal or notebook if None
+) -> Result:
+    "A few weighted particles whose kernel mean is close to that of many draws."
+    check_key(key)
+    check_kind("kernel", kernel, Kernel, "mmdfw.RBF(1.0)")
+    check_kind("step_rule", step_rule, StepRule, 'Quadrature("simplex")', optional=False)
+    source = as_source(draws, chains)
+    available = min(len(source.points), MENDED) if debias else len(source.points)
+    check_request(available, num_particles, points, pool_size, num_landmarks, max_refinement_steps)
+    asked = Target(NoDensity(), source.layout)
+    if target is not None:
+        asked = as_target(target, source.layout.unravel(source.points[0]))
+    looked = look_at_draws(source, weights, None if target is None else asked, debias)
+    (flat, _, num_chains, _, ess), mass = looked.source, looked.mass
+    if effective_size is None and num_chains > 1:
+        effective_size = float(min(np.min(ess), len(flat)))
+    kernel = kernel or kernel_of(flat, mass, num_particles)
+    num_landmarks = num_landmarks or landmarks_for(num_particles)
+    num_sample = max(pool_size, EXACT_UP_TO)
+    embedding = embed_draws(kernel, flat, mass, effective_size, num_chains, num_landmarks, num_sample)
+    pool, box = draw_pool(embedding, pool_size), None
+    oracle = PoolOracle(pool, replace=False)
+    if points == "free":
+        oracle, box = GradientOracle(pool, scale=kernel.unit), np.stack([jnp.min(flat, 0), jnp.max(flat, 0)])
+    parts = Components(kernel, embedding, oracle, step_rule)
+    settings = refine and points == "free", max_refinement_steps, target is not None
+    name = in_words(looked, embedding)
+    run = Run(key, looked.evaluations, name, *settings, findings=looked.findings, box=box)
+    settle = last_look(parts, pool, flat, mass, box, refine)
+    return run_compression(run, parts, pool, asked, num_particles, settle, show_progress(progress))
