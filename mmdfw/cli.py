@@ -80,8 +80,11 @@ def add_bench(commands):
     bench.add_argument("name", choices=Names("bench"), metavar="NAME", help="what to measure: %(choices)s")
     bench.add_argument("--out", type=Path, required=True, metavar="FILE.json")
     bench.add_argument("--quick", action="store_true", help="one seed or split, fewer steps: under a minute")
-    bench.add_argument("--seeds", type=count, help="runs to take medians over (mixture: 5, logistic: 3)")
+    bench.add_argument("--seeds", type=count, help="runs to take medians over (mixture: 5, others: 3)")
     bench.add_argument("--data", help="the data set (regression: naval, logistic: covertype)")
+    bench.add_argument(
+        "--only", metavar="TARGET", help="one target instead of all (posteriors: such as garch11; compress: blobs)"
+    )
     bench.add_argument("--splits", type=count, help="90/10 splits to take means over (regression: 3)")
     bench.add_argument("--seed", default=0, type=int, help="of the first run (default: %(default)s)")
 
@@ -235,7 +238,8 @@ def run_bench(options) -> int:
     "Run `mmdfw bench NAME`."
     from mmdfw.experiments._framework import bench
 
-    given = dict(seeds=options.seeds, splits=options.splits, data=options.data, seed=options.seed)
+    names = ("seeds", "splits", "data", "only", "seed")
+    given = {name: getattr(options, name) for name in names}
     print_result(bench(options.name, options.out, options.quick, **given))
     return 0
 

@@ -31,6 +31,7 @@ class Settings(NamedTuple):
     budget: float = None  # seconds of each method, where methods race
     first_seed: int = 0  # of the first trial; the others count on from it
     data: str = None  # the table, where there is a choice
+    only: str = None  # one target of several, where there are several
 
 
 class Trial(NamedTuple):
@@ -109,6 +110,7 @@ class Experiment:
     counted_as: str = "trials"  # the option that sets their number: trials, seeds or splits
     budget: float = None  # seconds of each method; None where nothing races
     data: str = None  # the table; None where there is no choice
+    targets: tuple = ()  # names of which `only` may take one; empty where there is no choice
     of: tuple = ()  # names of experiments that it is made from; it then has no parts, and summarises their Findings
     flat: bool = False  # its file holds the entries of the summary, and no trials
     at_once: int = 1  # parts that run side by side in quick form, where most of the time is compilation
@@ -118,7 +120,8 @@ class Experiment:
     def options(self) -> set:
         "Options of the command line that it takes, beside those that all take."
         races = {"budget"} if self.budget is not None or self.of else set()
-        return {self.counted_as} | races | ({"data"} if self.data is not None else set())
+        chosen = {name for name, there in (("data", self.data), ("only", self.targets)) if there}
+        return {self.counted_as} | races | chosen
 
 # %% ../../nbs/experiments/00_framework.ipynb #f1cdb603
 def experiments(command: str = "reproduce") -> dict:  # name -> Experiment
@@ -269,6 +272,8 @@ def check_options(experiment: Experiment, given: dict):
     for name in {"trials", "seeds", "splits"} & set(given):
         if given[name] is not None:
             check_count(name, given[name])
+    if given.get("only") is not None:
+        check_choice("only", given["only"], experiment.targets)
     if given.get("budget") is not None:
         check_positive("budget", given["budget"])
 
@@ -329,7 +334,7 @@ def perform(
     quick: bool = False,  # small and one trial, to see that it runs
     seed: int = 0,  # of the first trial; the others count on from it
     progress=None,
-    **given: Any,  # trials, seeds or splits, budget, data: what the experiment takes; its own if None
+    **given: Any,  # trials, seeds or splits, budget, data, only: what the experiment takes; its own if None
 ) -> dict:  # what was written, lines for the terminal, and the names of all files
     "Run an experiment, or go on with it after an interrupt; write what was found, and draw it."
     path = Path(path)
@@ -339,7 +344,7 @@ def perform(
         found = combine(experiment, path.parent, dict(quick=quick, seed=seed) | given, progress)
     else:
         budget = given.get("budget") or (QUICK_BUDGET if quick and experiment.budget else experiment.budget)
-        settings = Settings(quick, budget, seed, given.get("data") or experiment.data)
+        settings = Settings(quick, budget, seed, given.get("data") or experiment.data, given.get("only"))
         num_trials = given.get(experiment.counted_as) or (1 if quick else experiment.trials)
         found = run_trials(experiment, settings, num_trials, folder, progress)
         if experiment.summarise is not None:
@@ -395,11 +400,13 @@ def bench(
     seeds: int = None,  # the bench's own number if None, as with splits
     splits: int = None,
     data: str = None,  # the bench's own table if None
+    only: str = None,  # one target of several; all if None
     seed: int = 0,  # of the first trial; the others count on from it
     progress=None,
 ) -> dict:  # what was written, lines for the terminal, and the names of all files
     "Run one of the benchmarks and write its figures."
-    return perform(find_experiment(name, "bench"), out, quick, seed, progress, seeds=seeds, splits=splits, data=data)
+    given = dict(seeds=seeds, splits=splits, data=data, only=only)
+    return perform(find_experiment(name, "bench"), out, quick, seed, progress, **given)
 
 # %% ../../nbs/experiments/00_framework.ipynb #4d7bb5fb
 def table_for(name: str, quick: bool, stand_in: str) -> Table:
