@@ -47,6 +47,4 @@ def gaussian(x):
 def gaussian_fit():
     "One small float32 fit on the Gaussian above, shared by all tests that only read it."
     with jax.enable_x64(False):
-        return fit(
-            jax.random.key(0), gaussian, jnp.zeros(2), num_particles=20, num_evaluations=1024, max_refinement_steps=100
-        )
+        return fit(jax.random.key(0), gaussian, jnp.zeros(2), num_particles=20, max_refinement_steps=100)

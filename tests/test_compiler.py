@@ -43,7 +43,7 @@ import sys; sys.path.insert(0, "tests")
 import json, jax, jax.numpy as jnp
 from conftest import gaussian
 from mmdfw._fit import fit
-settings = dict(num_particles=20, num_evaluations=1024, max_refinement_steps=100, progress=False)
+settings = dict(num_particles=20, max_refinement_steps=100, progress=False)
 found = fit(jax.random.key(0), gaussian, jnp.zeros(2), **settings)
 print(json.dumps([found.expectation(lambda x: x)[0].tolist(), float(found.weights.sum())]))
 """

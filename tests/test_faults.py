@@ -21,7 +21,7 @@ from mmdfw._refinement import refine
 from mmdfw.steps._step import ConstantStep, DecayEarly, LineSearch, OpenLoop
 
 KEY = jax.random.key(0)
-SMALL = dict(num_particles=5, num_evaluations=512, max_refinement_steps=25)
+SMALL = dict(num_particles=5, max_refinement_steps=25)
 
 
 def run(logdensity_fn=gaussian, position=None, **options):
@@ -35,19 +35,24 @@ def run(logdensity_fn=gaussian, position=None, **options):
     "target, message",
     [
         (lambda x: jnp.nan * jnp.sum(x), "nan"),
-        (lambda x: jnp.where(x[0] > 5, 0.0, -jnp.inf), "-inf"),
+        (lambda x: jnp.where(x[0] > 500, 0.0, -jnp.inf), "-inf"),
         (lambda x: jnp.where(x[0] > 5, 0.0, jnp.inf), "inf"),
         (lambda x: -(x**2), r"\(2,\)"),
         (lambda x: -jnp.sum(x**2)[None], r"\(1,\)"),
         (lambda x: jnp.sum(x).astype(int), "int"),
         (lambda x: jnp.sum(x).astype(complex), "complex"),
-        (lambda x: -jnp.sum(jnp.sqrt(jnp.abs(x))), "gradient"),
     ],
-    ids=["nan", "-inf", "inf", "array", "array of one", "integer", "complex", "score not finite"],
+    ids=["nan", "-inf", "inf", "array", "array of one", "integer", "complex"],
 )
 def test_bad_log_density_at_the_start(target, message):
     with pytest.raises(ValueError, match=message):
         run(target)
+
+
+def test_a_start_without_a_gradient_is_replaced():
+    result = run(lambda x: -jnp.sum(jnp.sqrt(jnp.abs(x))), num_particles=10)
+    assert len(result) == 10 and bool(jnp.all(jnp.isfinite(result.positions)))
+    assert float(jnp.std(result.positions)) > 1, "the density's own sd is 11"
 
 
 @pytest.mark.parametrize(
@@ -124,8 +129,10 @@ def test_bad_numbers(make, message):
 
 
 @pytest.mark.parametrize("bad", [0, -1, 2.5, "5", None, True])
-@pytest.mark.parametrize("name", ["num_particles", "max_refinement_steps", "num_evaluations"])
+@pytest.mark.parametrize("name", ["num_particles", "max_refinement_steps", "num_evaluations", "max_evaluations"])
 def test_bad_counts(name, bad):
+    if name == "num_evaluations" and bad is None:
+        return  # None lets the ladder choose
     with pytest.raises(ValueError, match=f"{name}.*{bad}"):
         run(**{name: bad})
 
@@ -265,7 +272,7 @@ def test_run_stops_with_what_it_has_when_every_start_fails():
 
 
 def test_cloud_counts_points_where_the_target_is_not_a_number():
-    cloud = importance_cloud(KEY, walled, jnp.array([1.0, -1.0]), num_evaluations=512)
+    cloud = importance_cloud(KEY, walled, jnp.array([1.0, -1.0]))
     outside = np.isnan(jax.vmap(walled)(cloud.points))
     assert cloud.rejected > 0 and cloud.rejected >= outside.sum()
     assert np.all(np.asarray(cloud.weights)[outside] == 0) and float(jnp.sum(cloud.weights)) == pytest.approx(
@@ -324,16 +331,16 @@ def funnel(x):
     return -0.5 * x[0] ** 2 / 9 - 0.5 * jnp.sum(x[1:] ** 2) * jnp.exp(-x[0]) - 7 * x[0]
 
 
-def test_cloud_that_fails_says_so_and_another_embedding_is_taken():
-    options = dict(num_evaluations=256, num_particles=3, oracle=GradientOracle(NearParticles(0.5), num_steps=5))
-    with pytest.warns(UserWarning, match="cloud failed.*15 dimensions"):
+def test_a_fit_that_nothing_passes_for_says_so():
+    options = dict(max_evaluations=20_000, num_particles=3, oracle=GradientOracle(NearParticles(0.5), num_steps=5))
+    with pytest.warns(UserWarning, match="this result is (doubtful|failed)"):
         result = run(funnel, jnp.zeros(15), **options)
-    assert "nearest Gaussian (the importance cloud failed)" in result.embedding_name
-    assert result.evaluations > 256, "the cloud was paid for all the same"
+    assert result.verdict != "trusted" and result.verdict in result.report()
+    assert result.evaluations > 10_000, "all that was tried was paid for"
     assert len(result) == 3 and bool(jnp.all(jnp.isfinite(result.positions)))
 
 
 def test_quiet_where_nothing_is_wrong():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        run(num_evaluations=1024)
+        run(num_particles=20)

@@ -44,7 +44,7 @@ def test_mmd2_of_the_fit(headline):
 
 
 def test_few_evaluations(headline):
-    assert headline["evaluations"] <= 5000
+    assert headline["evaluations"] <= 30_000, "two attempts at a cloud, and what checks them"
 
 
 def test_near_the_ceiling(headline):

@@ -12,7 +12,7 @@ from mmdfw.kernels._stein_kernel import ScoreIMQ, Stein
 from mmdfw._mixture import gaussian_mixture
 from mmdfw.oracles._oracle import GradientOracle, NearParticles, pool_starts
 from mmdfw.steps._quadrature import Quadrature
-from mmdfw._refinement import Walk, make_optimizer, refinement_objective, walk
+from mmdfw._refinement import look
 from mmdfw.steps._step import ConstantStep, LineSearch
 
 PLATFORMS = [["cuda"], ["cpu", "cuda"]]
@@ -106,18 +106,10 @@ def test_init(name, platforms):
 )
 def test_refinement(rule, platforms):
     kernel, embedding, x = RBF(0.7), exact_embedding(RBF(0.7), target()), points()
-    weights, memory = jnp.full(6, 1 / 6, jnp.float32), make_optimizer().init(x)
-    start = Walk(x, memory, x, jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32))
-    assert_sound(
-        lowered(lambda state: walk(kernel, embedding, rule, weights, 0.7, state, num_steps=3), (start,), platforms)
-    )
-    assert_sound(
-        lowered(
-            lambda x: jax.value_and_grad(lambda x: refinement_objective(kernel, embedding, x, rule, weights))(x),
-            (x,),
-            platforms,
-        )
-    )
+    weights = jnp.full(6, 1 / 6, jnp.float32)
+    for unit in (0.7, jnp.array([[0.7, 0.0], [0.1, 0.6]], jnp.float32)):
+        gradient = lambda x, unit=unit: look(kernel, embedding, rule, weights, unit, x)
+        assert_sound(lowered(gradient, (x,), platforms))
 
 
 BASES = {

@@ -236,7 +236,6 @@ def test_the_gap_stops_a_default_fit(gaussian_fit):
             gaussian,
             jnp.zeros(2),
             num_particles=20,
-            num_evaluations=1024,
             refine=False,
             gap_tolerance=tolerance,
         )

@@ -28,7 +28,7 @@ RULES = {
     "sum to one": Quadrature("sum_to_one"),
     "simplex": Quadrature("simplex"),
 }
-SMALL = dict(num_evaluations=1024, max_refinement_steps=50)  # of a fit
+SMALL = dict(max_refinement_steps=50)  # of a fit
 
 
 def exact_loop(rule, capacity=16):
@@ -317,7 +317,8 @@ class Counted:
 
     def __init__(self, f):
         self.made = collections.Counter()
-        tick = lambda what: lambda x: self.made.update([what])  # noqa: E731
+        self.places = set()
+        tick = lambda what: lambda x: (self.made.update([what]), self.places.add((what, np.asarray(x).tobytes())))  # noqa: E731
 
         @jax.custom_jvp
         def score(x):
@@ -345,6 +346,12 @@ class Counted:
         jax.effects_barrier()
         return sum(self.made.values())
 
+    @property
+    def distinct(self):
+        "Looks at different places: a batch is filled up by repeating its last point."
+        jax.effects_barrier()
+        return len(self.places)
+
 
 def test_the_counter_counts():
     target = Counted(gaussian)
@@ -360,7 +367,7 @@ def test_the_counter_counts():
 def test_cloud_evaluations_are_those_made():
     target = Counted(gaussian)
     cloud = importance_cloud(jax.random.key(0), target.logdensity, jnp.zeros(2), num_evaluations=128)
-    assert cloud.evaluations == 128 == target.total
+    assert cloud.evaluations == 128 == target.distinct
 
 
 @pytest.mark.parametrize("name", ["left out", "included", "alone", "stein"])
@@ -380,7 +387,7 @@ def test_growth_evaluations_are_those_made(name):
     assert int(info.evaluations) == int(state.evaluations) == target.total
 
 
-@pytest.mark.filterwarnings("ignore:the importance cloud failed")  # a small one is enough to count
+@pytest.mark.filterwarnings("ignore:this result is")  # a small one is enough to count
 @pytest.mark.parametrize("embedding", ["cloud", "stein"])
 def test_fit_owns_up_to_every_evaluation(embedding):
     "Refinement and start included: the count is never below what was made, nor far above."
@@ -396,12 +403,12 @@ def test_fit_owns_up_to_every_evaluation(embedding):
         num_evaluations=128,
         max_refinement_steps=3,
     )
-    assert target.total <= result.evaluations <= 1.25 * target.total + 50
+    assert target.distinct <= result.evaluations <= 1.4 * target.distinct
 
 
 # Telling and stopping -------------------------------------------------------------------------------------------------
 
-QUICK = dict(num_particles=4, num_evaluations=1024, max_refinement_steps=50)
+QUICK = dict(num_particles=4, max_refinement_steps=50)
 
 
 def test_progress_is_off_in_tests_and_on_when_asked(capsys):
@@ -425,7 +432,7 @@ def test_interrupted_growth_keeps_what_it_has(monkeypatch, fits):
 
     monkeypatch.setattr(loop, "jitted_next_step", interrupted)
     with pytest.warns(UserWarning, match="interrupted.* 6 .*20"):
-        stopped = fit(jax.random.key(0), gaussian, jnp.zeros(2), num_particles=20, refine=False, num_evaluations=1024)
+        stopped = fit(jax.random.key(0), gaussian, jnp.zeros(2), num_particles=20, refine=False)
     monkeypatch.setattr(loop, "jitted_next_step", real)
     assert len(stopped) == 6 and len(stopped.history.count) == 5 and bool(jnp.all(jnp.isfinite(stopped.weights)))
     gone_on = stopped.add(14)

@@ -11,7 +11,7 @@ from mmdfw.embeddings import Embedding
 from mmdfw.kernels import Radial
 from mmdfw.oracles import Oracle, lmo_value, pick
 
-QUICK = dict(num_particles=4, num_evaluations=256, max_refinement_steps=10, progress=False)
+QUICK = dict(num_particles=4, max_refinement_steps=10, progress=False)
 ZERO = jnp.zeros(2)
 
 

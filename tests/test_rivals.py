@@ -10,6 +10,7 @@ from mmdfw._files import cached, fingerprint, program_digest
 from mmdfw.kernels._kernel import RBF
 from mmdfw.models._logistic import Logistic
 from mmdfw._mmd import mmd2
+from mmdfw._result import load
 from mmdfw._target import as_target, layout_of
 from mmdfw.models._model import posterior
 from mmdfw.samplers._chains import Draws, jitted_draws, jitted_langevin, jitted_warm_up, nuts, sgld, warn_poor
@@ -580,6 +581,65 @@ def test_a_pool_keeps_to_the_draws(compressed):
 def test_one_particle():
     one = compress(jax.random.key(0), draws(), 1, refine=False)
     assert_close(one.discrepancy, mmd2(one.parts.kernel, one.positions, draws(), one.weights), rtol=1e-3)
+
+
+def test_units_do_not_matter():
+    "Standard deviations of 100, 1 and 0.01: fifty particles keep every mean and every standard deviation."
+    y = np.random.default_rng(3).normal(size=(2000, 3)).astype(np.float32) * np.array([100, 1, 0.01], np.float32)
+    for points in ("free", "pool"):
+        small = compress(jax.random.key(0), y, 50, points=points)
+        x, w = np.asarray(small.positions, float), np.asarray(small.weights, float)
+        assert w.min() >= 0 and abs(w.sum() - 1) < 1e-5
+        assert (np.abs(w @ x - y.mean(0)) < 0.05 * y.std(0)).all(), points
+        assert (np.abs(np.sqrt(w @ (x - w @ x) ** 2) / y.std(0) - 1) < 0.05).all(), points
+
+
+def test_bounds_are_kept():
+    "Shares of a rate, and waiting times: no particle leaves the range of the draws, few or many, added or not."
+    rng = np.random.default_rng(4)
+    for num in (500, 17_000):
+        y = np.stack([rng.exponential(size=num), rng.beta(0.5, 0.5, size=num)], 1).astype(np.float32)
+        small = compress(jax.random.key(0), y, 10, pool_size=1000, num_landmarks=256, max_refinement_steps=30)
+        for x in (small.positions, small.add(2).positions):
+            assert (x >= y.min(0)).all() and (x <= y.max(0)).all(), num
+
+
+def test_the_report_says_what_is_known_of_the_draws():
+    "Nothing without chains or a target; R-hat and ESS with chains; Stein's identities with a target; weights mend."
+    y = np.random.default_rng(5).normal(size=(4, 200, 2)).astype(np.float32)
+    make = lambda draws, **more: compress(jax.random.key(0), draws, 8, max_refinement_steps=20, **more)
+    log_normal = lambda x: -jnp.sum(x**2) / 2
+    assert "unchecked" in make(y.reshape(-1, 2)).report()
+    report = make(y, target=log_normal).report()
+    assert "R-hat" in report and "effective draws" in report and "draws: mean score" in report
+    with pytest.warns(UserWarning, match="the chains do not agree"):
+        assert make(y + np.array([0, 0, 0, 4.0], np.float32)[:, None, None]).verdict == "failed"
+    wide = 1.4 * y.reshape(-1, 2)
+    with pytest.warns(UserWarning, match="not of this target"):
+        assert make(wide, target=log_normal).verdict != "trusted"
+    mended = make(wide, target=log_normal, debias=True)
+    assert mended.verdict == "trusted"
+    assert_close(np.sqrt(mended.weights @ mended.positions**2), np.ones(2), atol=0.1)
+
+
+def test_many_draws_are_kept_by_landmarks():
+    "What is said of MMD^2 is true of all draws in float32, and means are theirs to a fiftieth of a standard deviation."
+    y = np.random.default_rng(6).normal(size=(17_000, 3)).astype(np.float32) * np.array([1, 5, 1e-2], np.float32)
+    small = compress(jax.random.key(0), y, 12, num_landmarks=512, pool_size=1000, max_refinement_steps=30)
+    with jax.enable_x64(True):
+        truth = mmd2(small.parts.kernel, *(np.asarray(each, float) for each in (small.positions, y, small.weights)))
+    assert_close(small.discrepancy, truth, rtol=0.05, atol=4 * float(small.parts.embedding.integral_error) + 2e-6)
+    assert_close(small.weights @ small.positions / y.std(0), y.mean(0) / y.std(0), atol=0.02)
+    assert "landmarks" in small.report()
+
+
+def test_what_was_compressed_by_landmarks_comes_back_from_its_file(tmp_path):
+    y = np.random.default_rng(7).normal(size=(17_000, 2)).astype(np.float32)
+    small = compress(jax.random.key(0), y, 5, num_landmarks=128, pool_size=500, max_refinement_steps=10)
+    again = load(small.save(tmp_path / "small.npz"))
+    assert np.array_equal(again.positions, small.positions) and again.report() == small.report()
+    assert np.array_equal(again.add(1).positions, small.add(1).positions)
+    assert (small.add(1).positions <= y.max(0)).all() and (small.add(1).positions >= y.min(0)).all()
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from mmdfw.oracles import (
 from mmdfw.steps import BlendedPairwise, DecayEarly
 
 START = {"a": jnp.zeros(2), "b": jnp.zeros(())}
-QUICK = dict(num_evaluations=256, refine=False, progress=False)
+QUICK = dict(refine=False, progress=False)
 BOX = ((-3.0, 3.0),) * 3
 
 

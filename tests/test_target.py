@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 import mmdfw
-from mmdfw import _loop, _result, _target
+from mmdfw import _result, _target
 from mmdfw._target import as_target, traced
-from mmdfw.embeddings import _cloud
 
 
 def table(seed):
@@ -27,14 +26,11 @@ def log_posterior(seed):
 
 def test_twenty_data_sets_compile_the_target_once():
     programs = (
-        _cloud.jitted_climb,
-        _cloud.jitted_hessian,
         _target._jitted_logs,
         _target._jitted_both,
-        _loop.jitted_next_step,
     )
     run = lambda seed: mmdfw.fit(
-        jax.random.key(seed), log_posterior(seed), jnp.zeros(2), num_particles=3, num_evaluations=256, progress=False
+        jax.random.key(seed), log_posterior(seed), jnp.zeros(2), num_particles=3, progress=False
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -122,10 +118,8 @@ def test_what_is_not_a_key_is_named(key):
 
 def test_a_target_brings_its_start():
     target = as_target(log_posterior(0), jnp.zeros(2))
-    by_target = mmdfw.fit(jax.random.key(0), target, num_particles=2, num_evaluations=256, refine=False)
-    by_parts = mmdfw.fit(
-        jax.random.key(0), log_posterior(0), jnp.zeros(2), num_particles=2, num_evaluations=256, refine=False
-    )
+    by_target = mmdfw.fit(jax.random.key(0), target, num_particles=2, refine=False)
+    by_parts = mmdfw.fit(jax.random.key(0), log_posterior(0), jnp.zeros(2), num_particles=2, refine=False)
     assert np.array_equal(by_target.positions, by_parts.positions)
 
 
