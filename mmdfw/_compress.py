@@ -14,12 +14,12 @@ from mmdfw._draws import MENDED, Looked, as_source, look_at_draws
 from mmdfw._loop import Components, Until, as_history, capacity_for, grow, jitted_init
 from mmdfw._mmd import mmd2_from_parts
 from mmdfw._refinement import jitted_weigh, weigh
-from mmdfw._result import Result, Run, finish, match_moments, watch_for
+from mmdfw._result import Result, Run, finish, watch_for
 from mmdfw._target import NoDensity, Target, as_target, check_key
-from mmdfw.embeddings._embedding import ReferenceEmbedding, ReferenceSet, mmd2_to, reference_embedding
+from mmdfw.embeddings._embedding import ReferenceEmbedding, reference_embedding
 from mmdfw.embeddings._sketch import evenly_spaced, means_of_many, sketched_embedding
 from mmdfw.kernels._kernel import Kernel
-from mmdfw.kernels._multiscale import FULL_METRIC, default_kernel
+from mmdfw.kernels._multiscale import default_kernel
 from mmdfw.oracles._oracle import GradientOracle, PoolStarts
 from mmdfw.oracles._search import KnownMeans, PoolOracle
 from mmdfw.steps._quadrature import Quadrature
@@ -33,13 +33,12 @@ METRIC_FROM = 65_536  # draws: as many tell a covariance to half a per cent
 def kernel_of(
     points: Float[Array, "m d"],
     mass: Float[np.ndarray, " m"],  # weights, summing to one
-    num_particles: int,
 ) -> Kernel:
     "The default kernel of many draws."
     if len(points) <= METRIC_FROM:
-        return default_kernel(points, mass, num_particles)
+        return default_kernel(points, mass)
     which, shares = evenly_spaced(mass, METRIC_FROM)
-    return default_kernel(points[which], shares, num_particles)
+    return default_kernel(points[which], shares)
 
 
 def embed_draws(
@@ -63,23 +62,6 @@ def draw_pool(embedding: ReferenceEmbedding, pool_size: int) -> PoolStarts:
     which = np.arange(min(pool_size, num)) * num // min(pool_size, num)
     pool = embedding.own_pool
     return PoolStarts(*(pool if num <= pool_size else jax.tree.map(lambda leaf: leaf[which], pool)))
-
-# %% ../nbs/library/83_compress.ipynb #83a00002
-def moment_points(points: Float[Array, "m d"], mass: Float[np.ndarray, " m"], size: int = 65_536) -> ReferenceSet:
-    "A few points with the mean and the covariance of many; in high dimension with the standard deviations alone."
-    d, total, squares = points.shape[1], 0.0, 0.0
-    shift = np.asarray(points[0], float)
-    for first in range(0, len(points), size):
-        some, w = np.asarray(points[first : first + size], float) - shift, mass[first : first + size]
-        total = total + w @ some
-        squares = squares + (some.T @ (some * w[:, None]) if d <= FULL_METRIC else w @ some**2)
-    if d <= FULL_METRIC:
-        values, axes = np.linalg.eigh(squares - np.outer(total, total))
-        root = axes * np.sqrt(np.maximum(values, 0.0))
-    else:
-        root = np.diag(np.sqrt(np.maximum(squares - total**2, 0.0)))
-    around = np.concatenate([root.T, -root.T]) * np.sqrt(d)
-    return ReferenceSet(np.tile(shift + total + around, (2, 1)), np.full(4 * d, 1 / (4 * d)))
 
 # %% ../nbs/library/83_compress.ipynb #83a00019
 @jax.jit
@@ -147,30 +129,32 @@ def last_look(
     mass: Float[np.ndarray, " m"],
     box: Any,  # (2, d); None where particles stay at draws
     refine: bool,
-) -> Callable:  # positions, weights, MMD^2 -> the same
-    "What is done at the end: exchange, where particles stay at draws; weights and moments by all draws, if many."
+) -> Callable:  # Aim, positions, weights, MMD^2 -> the last three
+    "What is done at the end: exchange, where particles stay at draws; weights by all draws, if they are many."
     kernel, embedding, every = parts.kernel, parts.embedding, np.asarray(points)
     many = len(embedding.points) < len(points)
 
     def means_at(positions):
         if not many:
-            return embedding
+            return embedding.mean(positions)
         n = len(positions)
         room = jnp.asarray(np.pad(positions, ((0, capacity_for(n) - n), (0, 0)), mode="edge"))
         means = means_of_many(kernel, kernel.features(room), every, mass)[:n]
-        return KnownMeans(embedding, jnp.asarray(means, positions.dtype))
+        return jnp.asarray(means, positions.dtype)
 
-    def settle(positions, weights, mmd2):
+    def settle(aim, positions, weights, mmd2):
         if refine and box is None:
             positions, weights = exchange(parts, pool, positions, weights)
         elif not many:
             return positions, weights, mmd2
+        means = means_at(positions)
         if many:
-            weights = jitted_weigh(kernel, means_at(positions), positions, parts.step_rule, weights).weights
-        if many and refine and box is not None:
-            own = float(mmd2_to(embedding, positions, weights))
-            positions = match_moments(parts, moment_points(points, mass), positions, weights, own, box)[0]
-        gram, means = kernel.matrix(positions, positions), means_at(positions).mean(positions)
+            known = (
+                aim.embedding.mean(positions, None) + means - embedding.mean(positions)
+            )  # of all draws, not landmarks
+            exact = KnownMeans(aim.embedding, known)
+            weights = jitted_weigh(aim.kernel, exact, positions, aim.step_rule, weights).weights
+        gram = kernel.matrix(positions, positions)
         return positions, weights, mmd2_from_parts(weights, gram, means, embedding.double_integral)
 
     return settle
@@ -249,7 +233,7 @@ def compress(
     (flat, _, num_chains, _, ess), mass = looked.source, looked.mass
     if effective_size is None and num_chains > 1:
         effective_size = float(min(np.min(ess), len(flat)))
-    kernel = kernel or kernel_of(flat, mass, num_particles)
+    kernel = kernel or kernel_of(flat, mass)
     num_landmarks = num_landmarks or landmarks_for(num_particles)
     num_sample = max(pool_size, EXACT_UP_TO)
     embedding = embed_draws(kernel, flat, mass, effective_size, num_chains, num_landmarks, num_sample)

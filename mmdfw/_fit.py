@@ -85,7 +85,7 @@ class Ask(NamedTuple):
 def setting_of(ask: Ask, stand: Stand) -> Setting:
     "A set that stands for the target as kernel and embedding."
     points, weights, num_chains = stand.reference
-    kernel = ask.kernel or default_kernel(points, weights, ask.budget.num_particles)
+    kernel = ask.kernel or default_kernel(points, weights)
     size = None if num_chains == 1 else stand.effective_size
     embedding = reference_embedding(kernel, points, weights, size, num_chains)
     return Setting(kernel, embedding, stand.name, stand.evaluations, stand.rejected, stand.findings)
@@ -112,7 +112,7 @@ def gaussian_setting(ask: Ask) -> Setting:
     best, dtype = ask.paths.guesses[0], ask.target.dtype
     found = nearest_gaussian(fit_key, ask.target, jnp.asarray(best.mean, dtype), best.root)
     draws = found.mixture.sample(draw_key, POOL_SIZE)
-    kernel = ask.kernel or default_kernel(draws, None, ask.budget.num_particles)
+    kernel = ask.kernel or default_kernel(draws)
     weights = importance_weights(*jitted_logs_of(found.mixture, ask.target, draws))
     closed = jitted_closed_mean(kernel, found.mixture)
     embedding = reference_embedding(kernel, draws) if closed is None else closed

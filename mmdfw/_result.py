@@ -40,18 +40,20 @@ from mmdfw._target import (
 )
 from mmdfw._trust import (
     mmd_finding,
-    moments,
     particle_findings,
+    plain_findings,
     stein_findings,
     table_of,
     verdict_of,
     weighted_error,
 )
 from mmdfw.embeddings._embedding import Embedding, Particles, ReferenceSet
-from mmdfw.kernels._kernel import from_units, in_units, squared_distances
+from mmdfw.embeddings._summaries import with_summaries
+from mmdfw.kernels._kernel import Kernel, in_units, squared_distances
 from mmdfw.kernels._multiscale import metric_root
 from mmdfw.kernels._stein_kernel import Scored
 from mmdfw.steps._quadrature import IntegralPosterior, integral_posterior, sum_to_one_weights
+from mmdfw.steps._step import StepRule
 from mmdfw.samplers._chains import mean_error
 
 # %% ../nbs/library/79_result.ipynb #49d75b63
@@ -149,27 +151,25 @@ def finish(
     run: Run,
     records=(),
     progress: bool = False,
-    settle: Callable | None = None,  # (positions, weights, MMD^2) -> the same: a last look by the caller
+    settle: Callable | None = None,  # (Aim, positions, weights, MMD^2) -> the last three: a last look by the caller
 ) -> Result:
     "Refine if asked, keep to the support, and put the result together."
     parts, state = growth.parts, growth.state
     n = int(state.particles.count)
     positions, weights = _in_use(state, n)
     value = history.discrepancy[-1] if len(history.count) else jitted_discrepancy(parts, state)
-    refinement = None
+    aim, refinement = Aim(parts.kernel, parts.embedding, parts.step_rule), None
     if run.refine and parts.embedding.has_values and not growth.interrupted:
-        refinement = run_refinement(parts, positions, weights, run.max_refinement_steps, progress)
+        aim = Aim(*with_summaries(parts.kernel, parts.embedding), parts.step_rule)
+        refinement = run_refinement(aim, positions, weights, run.max_refinement_steps, progress)
     if refinement is not None:
-        positions, weights, value = refinement.positions, refinement.weighed.weights, refinement.mmd2
-    positions, weights, value = into_box(parts, run.box, positions, weights, value)
-    reference = parts.embedding.reference
-    if refinement is not None and reference is not None:
-        positions, value = match_moments(parts, reference, positions, weights, float(value), run.box)
+        positions, weights = into_box(aim, run.box, refinement.positions, refinement.weighed.weights)
+        value = _mmd2(parts, positions, weights)
     if settle is not None:
-        positions, weights, value = settle(positions, weights, value)
+        positions, weights, value = settle(aim, positions, weights, value)
     support = Supported(positions, weights, False, 0)
     if run.check_support:
-        support = into_support(run.key, parts, target, positions, weights)
+        support = into_support(run.key, parts, aim, target, positions, weights)
         weights = support.weights
     if support.moved and parts.embedding.has_values:
         value = _mmd2(parts, support.positions, support.weights)
@@ -212,9 +212,17 @@ def _own_mmd2(parts: Components, positions: jax.Array, weights: jax.Array) -> ja
 _in_use = jax.jit(_particles_in_use, static_argnums=1)
 _mmd2 = jax.jit(_own_mmd2)
 
+
+class Aim(NamedTuple):
+    "What particles are moved and weighed by after growth."
+
+    kernel: Kernel
+    embedding: Embedding
+    step_rule: StepRule
+
 # %% ../nbs/library/79_result.ipynb #235cee52
 def run_refinement(
-    parts: Components, positions: jax.Array, weights: jax.Array, max_steps: int, progress: bool
+    aim: Aim, positions: jax.Array, weights: jax.Array, max_steps: int, progress: bool
 ) -> Refined | None:
     "Refinement with a progress bar; None where the user interrupts it."
     with tqdm(total=max_steps, disable=not progress, unit="step", desc="refining") as bar:
@@ -224,9 +232,7 @@ def run_refinement(
             bar.update(steps - bar.n)
 
         try:
-            return refine(
-                parts.kernel, parts.embedding, positions, parts.step_rule, weights, max_steps, on_chunk=on_chunk
-            )
+            return refine(aim.kernel, aim.embedding, positions, aim.step_rule, weights, max_steps, on_chunk=on_chunk)
         except KeyboardInterrupt:
             warn_user("interrupted: the particles are kept as they had grown, without refinement")
             return None
@@ -243,7 +249,7 @@ class Supported(NamedTuple):
 
 
 def into_support(
-    key: jax.Array, parts: Components, target: Target, positions: jax.Array, weights: jax.Array
+    key: jax.Array, parts: Components, aim: Aim, target: Target, positions: jax.Array, weights: jax.Array
 ) -> Supported:
     "Particles where the log density is not finite go to the nearest sound point of the pool, or are left out."
     logs, scores = values_and_scores(target, positions)
@@ -264,7 +270,7 @@ def into_support(
     else:
         positions, weights = positions[good], weights[good] / jnp.sum(weights[good])
     if parts.embedding.has_values:
-        weights = jitted_weigh(parts.kernel, parts.embedding, positions, parts.step_rule, weights).weights
+        weights = jitted_weigh(aim.kernel, aim.embedding, positions, aim.step_rule, weights).weights
     return Supported(positions, weights, True, 2 * len(good) + looked)
 
 
@@ -277,67 +283,14 @@ def _sound_pool(key: jax.Array, embedding: Embedding, target: Target) -> tuple: 
     return pool.points[sound], len(sound)
 
 # %% ../nbs/library/79_result.ipynb #ce878808
-def clipped(box: Any, positions: jax.Array) -> jax.Array:
-    "Positions, those beyond a box at its edge."
-    return positions if box is None else jnp.clip(positions, *jnp.asarray(box, positions.dtype))
-
-
-def into_box(parts: Components, box: Any, positions: jax.Array, weights: jax.Array, mmd2: Any) -> tuple:
-    "Particles beyond the box at its edge, and all weighed anew: -> positions, weights, MMD^2."
-    inside = clipped(box, positions)
-    if box is None or bool(jnp.all(inside == positions)):
-        return positions, weights, mmd2
-    weighed = jitted_weigh(parts.kernel, parts.embedding, inside, parts.step_rule, weights)
-    return inside, weighed.weights, _mmd2(parts, inside, weighed.weights)
-
-
-def match_moments(
-    parts: Components,
-    reference: ReferenceSet,
-    positions: jax.Array,
-    weights: jax.Array,
-    mmd2: float,
-    box: Any = None,  # (2, d), which they may not leave
-) -> tuple[jax.Array, float]:  # positions, their MMD^2
-    "Particles with the reference set's means and covariance, as far as that hardly costs MMD^2."
-    points, mass, _ = (np.asarray(part, float) for part in reference)
-    x, w = np.asarray(positions, float), np.asarray(weights, float)
-    if not (w >= 0).all() or not w.sum() > 0:
-        return positions, mmd2
-    draw = float(np.mean(parts.kernel.diagonal(parts.kernel.features(positions))) - parts.embedding.double_integral)
-    draw, share = draw / len(w), w / w.sum()
-    turned = match_covariance(x, share, points, mass)
-    exact, wide = match_widths(turned, share, points, mass), match_widths(x, share, points, mass, most=10.0)
-    off = verdict_of(particle_findings(x, share, points, mass)) != "trusted"
-    more = (1.0 if off else 0.25) * mmd2 if len(x) < 50 else 0.0
-    cheap = mmd2 + max(0.02 * draw, more)
-    candidates = [(exact, cheap), (turned, cheap)]
-    if len(x) <= x.shape[1]:
-        candidates.append((wide, 0.5 * draw))
-    for candidate, most in candidates:
-        moved = clipped(box, jnp.asarray(candidate, positions.dtype))
-        new = float(_mmd2(parts, moved, weights))
-        if new <= most:
-            return moved, new
-    return positions, mmd2
-
-
-def match_covariance(x: np.ndarray, w: np.ndarray, points: np.ndarray, mass: np.ndarray) -> np.ndarray:  # (n, d)
-    "Particles moved to the set's mean and covariance; directions in which they hardly differ stay."
-    root, centre = metric_root(points, mass), mass @ points
-    u = np.asarray(in_units(jnp.asarray(x - w @ x), jnp.asarray(root)), float)
-    values, axes = np.linalg.eigh(u.T @ (u * w[:, None]))
-    stretch = np.where(values > 0.1, 1 / np.sqrt(np.maximum(values, 0.1)), 1.0)
-    return centre + np.asarray(from_units(jnp.asarray(u @ (axes * stretch) @ axes.T), jnp.asarray(root)), float)
-
-
-def match_widths(
-    x: np.ndarray, w: np.ndarray, points: np.ndarray, mass: np.ndarray, most: float = 2.0
-) -> np.ndarray:  # (n, d)
-    "Particles stretched to the set's standard deviation in every coordinate, at most so many times."
-    (mean, sd), (true_mean, true_sd) = moments(x, w), moments(points, mass)
-    stretch = np.where(most * sd > true_sd, true_sd / np.where(sd > 0, sd, 1.0), 1.0)
-    return true_mean + (x - mean) * stretch
+def into_box(aim: Aim, box: Any, positions: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
+    "Particles beyond the box at its edge, and all weighed anew: -> positions, weights."
+    if box is None:
+        return positions, weights
+    inside = jnp.clip(positions, *jnp.asarray(box, positions.dtype))
+    if bool(jnp.all(inside == positions)):
+        return positions, weights
+    return inside, jitted_weigh(aim.kernel, aim.embedding, inside, aim.step_rule, weights).weights
 
 # %% ../nbs/library/79_result.ipynb #51d3e26d
 def judge(parts: Components, positions: jax.Array, weights: jax.Array, mmd2: float, scores: Any = None) -> tuple:
@@ -352,10 +305,11 @@ def judge(parts: Components, positions: jax.Array, weights: jax.Array, mmd2: flo
     share = np.asarray(weights, float) / np.sum(weights)
     points, mass = np.asarray(reference.points, float), np.asarray(reference.weights, float)
     found += particle_findings(positions, share, points, mass)
+    found += plain_findings(np.asarray(positions, float), share, points, mass)
     if scores is not None and len(share) > 1 and np.all(share >= 0):
         root = metric_root(points, mass)
         own = stein_findings(np.asarray(positions), share, scores, mass @ points, root)
-        found += [one._replace(name=f"particles: {one.name}") for one in own]
+        found += [one._replace(name=f"particles: {one.name}", failed=np.inf) for one in own]
     return tuple(found)
 
 

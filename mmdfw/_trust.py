@@ -10,6 +10,7 @@ import math
 from typing import Any, Callable, NamedTuple
 import jax.numpy as jnp, numpy as np
 from jaxtyping import Float
+from scipy.spatial.distance import cdist, pdist
 from scipy.stats import norm
 from mmdfw._saved import saveable
 from mmdfw.kernels._kernel import in_units, slopes_in_units
@@ -139,6 +140,31 @@ def mmd_finding(mmd2: float, error2: float, draw_mmd2: float, num: int) -> Findi
 
 
 WORDS_MMD = "no better than so many draws of the target: give more evaluations, more particles, or draws of your own"
+
+# %% ../nbs/theory/25_trust.ipynb #a8db7cfb
+MOST_POINTS = 4096  # of the set, that particles are compared with; more for more particles
+
+
+def plain_findings(
+    positions: Float[np.ndarray, "n d"],
+    weights: Float[np.ndarray, " n"],
+    points: Float[np.ndarray, "m d"],  # the reference set
+    point_weights: Float[np.ndarray, " m"],
+) -> list:  # of Finding
+    "Squared MMD in a wide kernel over plain coordinates, over that of as many draws; none where particles are many."
+    most = max(MOST_POINTS, 8 * len(weights))
+    every = -(-len(points) // most)
+    sd = moments(points, point_weights)[1]
+    y, v = points[::every, sd > 0] / sd[sd > 0], point_weights[::every]
+    if most > 4 * MOST_POINTS or not (sd > 0).any() or not np.sum(v) > 0:
+        return []
+    x, v = positions[:, sd > 0] / sd[sd > 0], v / np.sum(v)
+    width2 = np.median(pdist(y[:: -(-len(y) // 512)], "sqeuclidean"))
+    near = lambda a, b: np.exp(cdist(a, b, "sqeuclidean") / (-2 * width2))
+    twice = v @ near(y, y) @ v
+    mmd2 = weights @ near(x, x) @ weights - 2 * weights @ near(x, y) @ v + twice
+    value = float(max(mmd2, 0.0) / ((1 - twice) / len(weights)))
+    return [Finding("MMD^2 in plain coordinates, likewise", value, 0.5, 1.0, WORDS_MMD)]
 
 # %% ../nbs/theory/25_trust.ipynb #dcfe7423
 def table_of(findings) -> str:

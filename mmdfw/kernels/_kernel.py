@@ -69,6 +69,7 @@ class Kernel(ABC):
     stationary = False  # k(x, y) depends on x - y alone
     product = False  # k(x, y) = exp(-r^2 / 2) with r in units of length: a product over coordinates
     zero_mean = False  # E k(x, X) = 0 for X from the target, as for a Stein kernel
+    wants_summaries = False  # refinement is to look after means, covariances and marginals as well
     evaluations_per_point = 0  # target evaluations that the features of one point take
     stein_features: Callable  # (n, d) points, score function -> Scored: what a Stein kernel over this one keeps
     stein_gram: Callable  # Scored of n points, Scored of m points -> (n, m): the Stein kernel over this one

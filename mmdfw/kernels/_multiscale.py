@@ -23,6 +23,7 @@ class MultiscaleRBF(Kernel):
     scales: Any = (1.0,)  # (J,): lengthscales, in units of the root
     centre: Any = 0.0  # (d,): the origin of the features; it changes nothing but the digits that are kept
     stationary = True
+    wants_summaries = True
 
     def __post_init__(self):
         check_unit("root", self.root)
@@ -79,14 +80,12 @@ def metric_root(
 
 # %% ../../nbs/theory/14_multiscale.ipynb #016c08e7
 NEIGHBOURS = 50  # no scale is so narrow that a draw sees fewer than one of so many others
-FEW = 20  # particles; fewer have wider scales
 MOST_SCALES = 12
 
 
 def octaves(
     points: Float[np.ndarray, "m d"],  # in units of the metric
     weights: Float[np.ndarray, " m"],  # summing to one
-    num_particles: int = NEIGHBOURS,
     num_points: int = 512,  # distances are taken among so many, evenly spaced by weight
 ) -> Float[np.ndarray, " J"]:
     "The median distance, and its halves down to where particles hardly see each other."
@@ -102,14 +101,13 @@ def octaves(
     widest = np.sqrt(middle if middle > 0 else np.max(r2))
     scales = widest / 2.0 ** np.arange(MOST_SCALES)
     chances = np.array([mass @ np.exp(-r2 / (2 * s**2)) / mass.sum() for s in scales])
-    too_narrow = chances < 1 / (num_particles if num_particles < FEW else NEIGHBOURS)
+    too_narrow = chances < 1 / NEIGHBOURS
     return scales[: max(1, int(np.argmax(too_narrow)) if too_narrow.any() else MOST_SCALES)]
 
 # %% ../../nbs/theory/14_multiscale.ipynb #219e6b4b
 def default_kernel(
     points: Any,  # (m, d): draws, or points of an importance cloud
     weights: Any = None,  # (m,), uniform if None
-    num_particles: int = NEIGHBOURS,  # that are to stand for the target
 ) -> MultiscaleRBF:
     "A kernel for a target that a weighted set stands for: in the set's own metric, with several scales."
     points = check_points("points", points)
@@ -120,4 +118,4 @@ def default_kernel(
     root = metric_root(x, w, float(jnp.finfo(points.dtype).eps))
     u = (x - centre) / root if root.ndim == 1 else solve_triangular(root, (x - centre).T, lower=True).T
     as_points = lambda array: jnp.asarray(array, points.dtype)
-    return MultiscaleRBF(as_points(root), as_points(octaves(u, w, num_particles)), as_points(centre))
+    return MultiscaleRBF(as_points(root), as_points(octaves(u, w)), as_points(centre))
