@@ -12,6 +12,7 @@ import blackjax, jax, jax.numpy as jnp, numpy as np
 from blackjax.adaptation.step_size import dual_averaging_adaptation
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float, Key
+from scipy.linalg import solve_triangular as solve_lower
 from scipy.special import softmax
 from tqdm import tqdm
 from mmdfw._checks import check_count, pytree_dataclass
@@ -210,30 +211,31 @@ class Bent:
     middle: Any  # of the driver
     width: Any  # of the driver
     knots: Any  # (k,): values of the driver
-    means: Any  # (k, d - 1): of the others, given the driver
+    centre: Any  # (d - 1,): of the others, where they are narrowest
+    shifts: Any  # (k, d - 1): of the others' means from there, in units of their widths, given the driver
     logs: Any  # (k, d - 1): log of the diagonal of the root of their covariance
     units: Any  # (k, d - 1, d - 1): that root over its diagonal
 
-    def at(self, value):  # -> mean, logs, unit
-        "Mean and root of the others, between knots and beyond."
+    def at(self, value):  # -> shift, logs, unit
+        "Shift and root of the others, between knots and beyond."
         i = jnp.sum(value > self.knots[1:-1])
         t = (value - self.knots[i]) / (self.knots[i + 1] - self.knots[i])
         between = lambda each, t: each[i] + t * (each[i + 1] - each[i])
-        return between(self.means, t), between(self.logs, t), between(self.units, jnp.clip(t, 0, 1))
+        return between(self.shifts, t), between(self.logs, t), between(self.units, jnp.clip(t, 0, 1))
 
     def point(self, u):  # (d,) -> (d,)
         "The point that has these coordinates."
         value = self.middle + self.width * u[0]
-        mean, logs, unit = self.at(value)
-        others = mean + jnp.matmul(unit, jnp.exp(logs) * u[1:], precision="highest")
+        shift, logs, unit = self.at(value)
+        others = self.centre + jnp.matmul(unit, jnp.exp(logs) * (u[1:] + shift), precision="highest")
         return jnp.zeros_like(u).at[self.order].set(jnp.concatenate([value[None], others]), unique_indices=True)
 
     def coordinates(self, x):  # (d,) -> (d,)
         "The coordinates of a point."
         value, others = x[self.order[0]], x[self.order[1:]]
-        mean, logs, unit = self.at(value)
-        away = solve_triangular(unit, others - mean, lower=True, unit_diagonal=True)
-        return jnp.concatenate([(value[None] - self.middle) / self.width, jnp.exp(-logs) * away])
+        shift, logs, unit = self.at(value)
+        away = solve_triangular(unit, others - self.centre, lower=True, unit_diagonal=True)
+        return jnp.concatenate([(value[None] - self.middle) / self.width, jnp.exp(-logs) * away - shift])
 
     def log_volume(self, u):  # (d,) -> scalar
         "Log of how much volume grows from coordinates to points."
@@ -243,10 +245,20 @@ class Bent:
 NUM_KNOTS = 6
 
 
-def local_shapes(
+class Local(NamedTuple):
+    "The others around each knot of the driver."
+
+    t: np.ndarray  # (m, n): how far each point is from each knot, in steps between knots
+    weights: np.ndarray  # (m, n): how much it counts there
+    counts: np.ndarray  # (m,)
+    means: np.ndarray  # (m, k)
+    off: np.ndarray  # (m, n, k): from a line fitted around the knot
+
+
+def around_knots(
     driver: Float[np.ndarray, " n"], others: Float[np.ndarray, "n k"], knots: Float[np.ndarray, " m"]
-) -> tuple:  # -> (m,) counts, (m, k) means, (m, k, k) covariances
-    "Mean and covariance of the others around each knot, by lines fitted to what lies between its neighbours."
+) -> Local:
+    "Means of the others at each knot, by lines fitted to what lies between its neighbours."
     t = (driver - knots[:, None]) / (knots[1] - knots[0])
     weights = np.maximum(0, 1 - np.abs(t))
     count, first, second = weights.sum(1), (weights * t).sum(1), (weights * t**2).sum(1)
@@ -254,23 +266,50 @@ def local_shapes(
     spread = count * second - first**2 + 0.01 * count**2
     slopes = (count[:, None] * tilted - first[:, None] * total) / spread[:, None]
     means = (total - first[:, None] * slopes) / count[:, None]
-    off = [others - mean - np.outer(each, slope) for mean, each, slope in zip(means, t, slopes)]
-    return count, means, np.stack([(w[:, None] * x).T @ x / n for w, x, n in zip(weights, off, count)])
+    off = np.stack([others - mean - np.outer(each, slope) for mean, each, slope in zip(means, t, slopes)])
+    return Local(t, weights, count, means, off)
+
+# %% ../../nbs/library/78_pooled.ipynb #59a139d8
+FEW_POINTS = 10  # around a knot: as many lean on the line through its neighbours
+
+
+def log_widths(local: Local, logs: np.ndarray, units: np.ndarray) -> np.ndarray:  # (m, k)
+    "Log widths at the knots, each as if the others' sizes changed around it as they do from knot to knot."
+    away = np.stack([solve_lower(unit, off.T, lower=True, unit_diagonal=True).T for unit, off in zip(units, local.off)])
+    top = int(np.argmax(local.counts))
+    for _ in range(4):
+        slopes = np.gradient(logs, axis=0)
+        level = away * np.exp(-np.clip(local.t, -1, 1)[:, :, None] * slopes[:, None])
+        new = 0.5 * np.log(np.einsum("mn,mnk->mk", local.weights, level**2) / local.counts[:, None] + 1e-60)
+        for k in [*range(top + 1, len(new)), *range(top - 1, -1, -1)]:
+            side = 1 if k > top else -1
+            expected = new[k - side] + side * slopes[k - side]
+            new[k] = (local.counts[k] * new[k] + FEW_POINTS * expected) / (local.counts[k] + FEW_POINTS)
+        logs = new
+    return logs
 
 
 def bent_chart(points: Float[np.ndarray, "n d"], driver: int, eps: float) -> Bent:
     "Bent coordinates learnt from points; knots with few points lean on their neighbours towards the middle."
     d, value, others = points.shape[1], points[:, driver], np.delete(points, driver, 1)
     knots = np.linspace(*np.quantile(value, [0.01, 0.99]), NUM_KNOTS)
-    counts, means, shapes = local_shapes(value, others, knots)
-    top = int(np.argmax(counts))
+    local = around_knots(value, others, knots)
+    shapes = np.einsum("mn,mni,mnj->mij", local.weights, local.off, local.off, optimize=True)
+    shapes = shapes / local.counts[:, None, None]
+    top = int(np.argmax(local.counts))
     for k in [*range(top + 1, NUM_KNOTS), *range(top - 1, -1, -1)]:
-        shapes[k] = (counts[k] * shapes[k] + d * shapes[k - 1 if k > top else k + 1]) / (counts[k] + d)
+        lean = d * shapes[k - 1 if k > top else k + 1]
+        shapes[k] = (local.counts[k] * shapes[k] + lean) / (local.counts[k] + d)
     grain = (4 * eps * (np.abs(others.mean(0)) + np.sqrt(np.diagonal(shapes, axis1=1, axis2=2)))) ** 2
     roots = np.linalg.cholesky(shapes + grain[:, None] * np.eye(d - 1))
     diagonals = np.diagonal(roots, axis1=1, axis2=2)
+    units = roots / diagonals[:, None]
+    logs = log_widths(local, np.log(diagonals), units)
+    narrow = 0 if logs[0].sum() < logs[-1].sum() else -1
+    centre = local.means[narrow]
+    away = [solve_lower(unit, mean - centre, lower=True, unit_diagonal=True) for unit, mean in zip(units, local.means)]
     order = np.concatenate([[driver], np.delete(np.arange(d), driver)])
-    return Bent(order, value.mean(), value.std(), knots, means, np.log(diagonals), roots / diagonals[:, None])
+    return Bent(order, value.mean(), value.std(), knots, centre, np.exp(-logs) * np.stack(away), logs, units)
 
 # %% ../../nbs/library/78_pooled.ipynb #b7800012
 MIN_GAIN = 0.5  # nats for each draw that bent coordinates must bring
@@ -394,16 +433,16 @@ def change(key: Key[Array, ""], target: Target, pool: Pool, recent: list, verdic
     if not (diverges or slow):
         return None
     eps, d = float(jnp.finfo(target.dtype).eps), target.dimension
-    driver = (
-        None
-        if isinstance(pool.chart, Bent)
-        else find_driver(np.concatenate([m.positions for m in recent]).astype(float), eps)
-    )
-    if driver is None:
+    bent = isinstance(pool.chart, Bent)
+    draws = np.concatenate([m.positions for m in recent]).astype(float)
+    driver = int(pool.chart.order[0]) if bent else find_driver(draws, eps)
+    if bent or driver is None:
         later = [each for each in ACCEPTANCES if each > pool.acceptance]
         if not (diverges and later):
             return None
-        pool, moves = advance(key, target, pool._replace(acceptance=later[0]), True)
+        pool = pool._replace(acceptance=later[0])
+    if driver is None:
+        pool, moves = advance(key, target, pool, True)
         bar.update()
         return pool, [moves]
     for each in jax.random.split(key, 4):
