@@ -10,7 +10,7 @@ import math
 from typing import Any, Callable, NamedTuple
 import jax.numpy as jnp, numpy as np
 from jaxtyping import Float
-from scipy.spatial.distance import cdist, pdist
+from scipy.spatial.distance import pdist
 from scipy.stats import norm
 from mmdfw._saved import saveable
 from mmdfw.kernels._kernel import in_units, slopes_in_units
@@ -154,13 +154,14 @@ def plain_findings(
     "Squared MMD in a wide kernel over plain coordinates, over that of as many draws; none where particles are many."
     most = max(MOST_POINTS, 8 * len(weights))
     every = -(-len(points) // most)
-    sd = moments(points, point_weights)[1]
-    y, v = points[::every, sd > 0] / sd[sd > 0], point_weights[::every]
+    mean, sd = moments(points, point_weights)
+    y, v = (points[::every, sd > 0] - mean[sd > 0]) / sd[sd > 0], point_weights[::every]
     if most > 4 * MOST_POINTS or not (sd > 0).any() or not np.sum(v) > 0:
         return []
-    x, v = positions[:, sd > 0] / sd[sd > 0], v / np.sum(v)
+    x, v = (positions[:, sd > 0] - mean[sd > 0]) / sd[sd > 0], v / np.sum(v)
     width2 = np.median(pdist(y[:: -(-len(y) // 512)], "sqeuclidean"))
-    near = lambda a, b: np.exp(cdist(a, b, "sqeuclidean") / (-2 * width2))
+    square = lambda a: np.sum(a**2, 1)
+    near = lambda a, b: np.exp(np.minimum(2 * a @ b.T - square(a)[:, None] - square(b), 0.0) / (2 * width2))
     twice = v @ near(y, y) @ v
     mmd2 = weights @ near(x, x) @ weights - 2 * weights @ near(x, y) @ v + twice
     value = float(max(mmd2, 0.0) / ((1 - twice) / len(weights)))

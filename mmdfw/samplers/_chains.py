@@ -14,7 +14,6 @@ from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float, Key
 from scipy.fft import irfft, next_fast_len, rfft
 from scipy.special import ndtri
-from scipy.stats import rankdata
 from tqdm import tqdm
 from mmdfw._checks import check_count, check_positive, pytree_dataclass, show_progress, warn_user
 from mmdfw._files import cached, program_digest
@@ -59,10 +58,24 @@ def halves(draws: Float[np.ndarray, "chains draws d"]) -> Float[np.ndarray, "bot
     return np.concatenate([draws[:, :half], draws[:, half : 2 * half]])
 
 
+def ranks_of_rows(values: Float[np.ndarray, "d n"]) -> Float[np.ndarray, "d n"]:
+    "Ranks within each row, from one; equal values share the mean of theirs."
+    order = np.argsort(values, axis=1)
+    ordered, place = np.take_along_axis(values, order, 1), np.arange(values.shape[1])
+    rises = ordered[:, 1:] != ordered[:, :-1]
+    edge = np.ones((len(values), 1), bool)
+    first = np.maximum.accumulate(np.where(np.concatenate([edge, rises], 1), place, 0), axis=1)
+    ends = np.where(np.concatenate([rises, edge], 1), place, place[-1])
+    last = np.minimum.accumulate(ends[:, ::-1], axis=1)[:, ::-1]
+    ranks = np.empty(values.shape)
+    np.put_along_axis(ranks, order, 1 + (first + last) / 2, 1)
+    return np.where(np.isnan(values).any(1, keepdims=True), np.nan, ranks)
+
+
 def normal_scores(draws: Float[np.ndarray, "chains draws d"]) -> Float[np.ndarray, "chains draws d"]:
     "Normal quantiles of the draws' ranks among those of all chains, for each coordinate."
-    flat = draws.reshape(-1, draws.shape[-1])
-    return ndtri((rankdata(flat, axis=0) - 0.375) / (len(flat) + 0.25)).reshape(draws.shape)
+    rows = np.ascontiguousarray(draws.reshape(-1, draws.shape[-1]).T)
+    return ndtri((ranks_of_rows(rows).T - 0.375) / (rows.shape[1] + 0.25)).reshape(draws.shape)
 
 
 def scale_reduction(draws: Float[np.ndarray, "chains draws d"]) -> Float[np.ndarray, " d"]:
