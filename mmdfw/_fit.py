@@ -15,7 +15,7 @@ from mmdfw._ladder import Budget, Stand, climb_ladder, try_chains, try_cloud
 from mmdfw._loop import Components, Until, as_history, capacity_for, grow, jitted_init
 from mmdfw._result import Result, Run, check_gap, finish, watch_for
 from mmdfw._target import Score, Target, as_target, check_key, ravel, traced, values_and_scores
-from mmdfw._trust import Finding, stein_findings
+from mmdfw._trust import Finding, shuffled, stein_findings
 from mmdfw.embeddings._cloud import importance_weights
 from mmdfw.embeddings._embedding import Embedding, ParticleEmbedding, SteinEmbedding, reference_embedding
 from mmdfw.embeddings._gaussian import nearest_gaussian
@@ -196,8 +196,8 @@ def given_setting(ask: Ask, embedding: Embedding) -> Setting:
         raise ValueError(f"{name} does not take points of dimension {len(position)}: {problem}") from problem
     reference, findings, used = embedding.reference, (), 0
     if reference is not None:
-        every = -(-len(reference.points) // POOL_SIZE)
-        points, weights = reference.points[::every], np.asarray(reference.weights[::every], float)
+        some = shuffled(len(reference.points))[:POOL_SIZE]
+        points, weights = reference.points[some], np.asarray(reference.weights, float)[some]
         findings, used = check_points_of(ask.target, points, weights / weights.sum()), 2 * len(points)
     return Setting(embedding.kernel, embedding, name, used, findings=findings)
 

@@ -145,6 +145,11 @@ WORDS_MMD = "no better than so many draws of the target: give more evaluations, 
 MOST_POINTS = 4096  # of the set, that particles are compared with; more for more particles
 
 
+def shuffled(num: int) -> np.ndarray:  # (num,)
+    "The numbers below `num` in an order that has nothing to do with theirs: every second Sobol point is in one half."
+    return np.random.default_rng(0).permutation(num)
+
+
 def plain_findings(
     positions: Float[np.ndarray, "n d"],
     weights: Float[np.ndarray, " n"],
@@ -153,13 +158,14 @@ def plain_findings(
 ) -> list:  # of Finding
     "Squared MMD in a wide kernel over plain coordinates, over that of as many draws; none where particles are many."
     most = max(MOST_POINTS, 8 * len(weights))
-    every = -(-len(points) // most)
+    some = shuffled(len(points))[:most]
     mean, sd = moments(points, point_weights)
-    y, v = (points[::every, sd > 0] - mean[sd > 0]) / sd[sd > 0], point_weights[::every]
+    y, v = (points[some][:, sd > 0] - mean[sd > 0]) / sd[sd > 0], point_weights[some]
     if most > 4 * MOST_POINTS or not (sd > 0).any() or not np.sum(v) > 0:
         return []
     x, v = (positions[:, sd > 0] - mean[sd > 0]) / sd[sd > 0], v / np.sum(v)
-    width2 = np.median(pdist(y[:: -(-len(y) // 512)], "sqeuclidean"))
+    by_weight = np.searchsorted(np.cumsum(v), (np.arange(512) + 0.5) / 512)
+    width2 = np.median(pdist(y[np.minimum(by_weight, len(y) - 1)], "sqeuclidean"))
     square = lambda a: np.sum(a**2, 1)
     near = lambda a, b: np.exp(np.minimum(2 * a @ b.T - square(a)[:, None] - square(b), 0.0) / (2 * width2))
     twice = v @ near(y, y) @ v
