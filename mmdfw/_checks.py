@@ -86,10 +86,30 @@ def check_choice(name: str, value, choices: tuple | dict) -> Any:  # -> value
         raise ValueError(f"{name} must be one of {sorted(choices)}, got {value!r}")
     return value
 
+# %% ../nbs/core/00_checks.ipynb #46622ee0
+def on_device(array, dtype=None) -> jax.Array:
+    "An array of NumPy's on the device, in a floating point type; nothing is compiled for it."
+    return jax.device_put(np.asarray(array, dtype))
+
+
+def as_array(thing) -> jax.Array:
+    "What a user gave as an array of JAX's; nothing is compiled for one of NumPy's."
+    return on_device(thing) if isinstance(thing, np.ndarray) else jnp.asarray(thing)
+
+
+MOST_KEYS = 8  # that are split off at once
+_jitted_split = jax.jit(lambda key: tuple(jax.random.split(key, MOST_KEYS)))
+
+
+def split_keys(key: jax.Array, num: int = 2) -> tuple:  # of keys
+    "The first keys of `jax.random.split`, by one program whatever their number."
+    check_count("num", num)
+    return _jitted_split(key)[:num] if num <= MOST_KEYS else tuple(jax.random.split(key, num))
+
 # %% ../nbs/core/00_checks.ipynb #f8277dc4
 def check_points(name: str, points) -> jax.Array:
     "A finite floating (n, d) array, n and d at least one."
-    array = jnp.asarray(points)
+    array = as_array(points)
     if array.ndim != 2 or 0 in array.shape:
         raise ValueError(f"{name} must be an (n, d) array with n, d >= 1, got shape {array.shape}")
     if not jnp.issubdtype(array.dtype, jnp.floating):
@@ -104,8 +124,8 @@ def check_points(name: str, points) -> jax.Array:
 def check_weights(name: str, weights, n: int) -> jax.Array:
     "n finite weights, or uniform ones where None is given."
     if weights is None:
-        return jnp.full(n, 1.0 / n)
-    array = jnp.asarray(weights)
+        return on_device(np.full(n, 1.0 / n))
+    array = as_array(weights)
     if array.shape != (n,):
         raise ValueError(f"{name} must have shape ({n},) to match the points, got {array.shape}")
     if not isinstance(array, jax.core.Tracer) and not np.isfinite(array).all():

@@ -11,9 +11,9 @@ import jax, jax.numpy as jnp, numpy as np
 from jaxtyping import Array, Float, Int
 from mmdfw._checks import check_choice, check_count, check_kind, show_progress
 from mmdfw._draws import MENDED, Looked, as_source, look_at_draws
-from mmdfw._loop import Components, Until, as_history, capacity_for, grow, jitted_init
+from mmdfw._loop import Components, Until, as_history, capacity_for, grow, first_state
 from mmdfw._mmd import mmd2_from_parts
-from mmdfw._refinement import jitted_weigh, weigh
+from mmdfw._refinement import weigh, weigh_now
 from mmdfw._result import Result, Run, finish, watch_for
 from mmdfw._target import NoDensity, Target, as_target, check_key
 from mmdfw.embeddings._embedding import ReferenceEmbedding, reference_embedding
@@ -117,7 +117,7 @@ def run_compression(
     "Growth from the best single draw, then refinement."
     first = pool.points[jnp.argmax(pool.means**2 / parts.kernel.diagonal(pool.features))]
     # without the oracle, so that all share compiled code
-    state = jitted_init(parts._replace(oracle=None), first[None], capacity_for(1))
+    state = first_state(parts._replace(oracle=None), first[None], capacity_for(1))
     growth = grow(run.key, parts, state, Until(num_particles), watch_for(target, progress))
     return finish(growth, as_history(growth.infos), target, run, (), progress, settle)
 
@@ -153,7 +153,7 @@ def last_look(
                 aim.embedding.mean(positions, None) + means - embedding.mean(positions)
             )  # of all draws, not landmarks
             exact = KnownMeans(aim.embedding, known)
-            weights = jitted_weigh(aim.kernel, exact, positions, aim.step_rule, weights).weights
+            weights = weigh_now(aim.kernel, exact, positions, aim.step_rule, weights).weights
         gram = kernel.matrix(positions, positions)
         return positions, weights, mmd2_from_parts(weights, gram, means, embedding.double_integral)
 

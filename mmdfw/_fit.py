@@ -10,9 +10,9 @@ import time
 from dataclasses import replace
 from typing import Callable, NamedTuple
 import jax, jax.numpy as jnp, numpy as np
-from mmdfw._checks import check_choice, check_count, check_kind, check_positive, show_progress
+from mmdfw._checks import check_choice, check_count, check_kind, check_positive, show_progress, split_keys
 from mmdfw._ladder import Budget, Stand, climb_ladder, try_chains, try_cloud
-from mmdfw._loop import Components, Until, as_history, capacity_for, grow, jitted_init
+from mmdfw._loop import Components, Until, as_history, capacity_for, grow, first_state
 from mmdfw._result import Result, Run, check_gap, finish, watch_for
 from mmdfw._target import Score, Target, as_target, check_key, ravel, traced, values_and_scores
 from mmdfw._trust import Finding, shuffled, stein_findings
@@ -33,7 +33,7 @@ POOL_SIZE = 2048  # points that the oracle may start from, where the embedding c
 
 def find_start(key: jax.Array, target: Target, start: str, prior) -> Paths:
     "Paths from several starts; a density that rises without bound is refused."
-    start_key, path_key = jax.random.split(key)
+    start_key, path_key = split_keys(key)
     starts = starts_around(start_key, np.asarray(target.start, float))
     if start == "given":
         starts = starts[:1]
@@ -108,7 +108,7 @@ def nuts_setting(ask: Ask) -> Setting:
 # %% ../nbs/library/80_fit.ipynb #7296c3ee
 def gaussian_setting(ask: Ask) -> Setting:
     "The nearest Gaussian in place of the target; importance weights of its draws say how far off it is."
-    fit_key, draw_key = jax.random.split(ask.key)
+    fit_key, draw_key = split_keys(ask.key)
     best, dtype = ask.paths.guesses[0], ask.target.dtype
     found = nearest_gaussian(fit_key, ask.target, jnp.asarray(best.mean, dtype), best.root)
     draws = found.mixture.sample(draw_key, POOL_SIZE)
@@ -274,7 +274,7 @@ def fit(
     if target.start is None:
         raise ValueError("fit needs a position to begin at: a pytree of floating arrays like the target's parameters")
     budget = budget_for(num_particles, num_evaluations, max_evaluations, seconds)
-    start_key, cloud_key, pool_key, grow_key = jax.random.split(key, 4)
+    start_key, cloud_key, pool_key, grow_key = split_keys(key, 4)
     paths = find_start(start_key, target, start, prior)
     setting = choose_setting(embedding, Ask(cloud_key, target, paths, kernel, budget, progress))
     check_gap(gap_tolerance, setting.embedding)
@@ -282,10 +282,10 @@ def fit(
     parts = Components(setting.kernel, setting.embedding, oracle, choose_rule(setting.embedding, step_rule))
     run = Run(grow_key, paths.evaluations + setting.evaluations, setting.name, refine, max_refinement_steps)
     run = run._replace(findings=setting.findings)
-    state = jitted_init(
+    state = first_state(
         parts, first_position(setting, paths, target.dtype)[None], capacity_for(1, oracle.smallest_capacity)
     )
-    state = state._replace(rejected=state.rejected + setting.rejected)
+    state = state._replace(rejected=np.int32(int(state.rejected) + setting.rejected))
     growth = grow(grow_key, parts, state, Until(num_particles, gap_tolerance), watch_for(target, progress))
     return finish(growth, as_history(growth.infos, run.evaluations), target, run, (), progress)
 
@@ -308,9 +308,9 @@ def budget_for(num_particles: int, num_evaluations: int | None, max_evaluations:
     return Budget(num_particles, cloud, check_count("max_evaluations", max_evaluations), deadline)
 
 
-def first_position(setting: Setting, paths: Paths, dtype) -> jax.Array:  # (d,)
+def first_position(setting: Setting, paths: Paths, dtype) -> np.ndarray:  # (d,)
     "The point of the reference set that sees most of it, or the best guess of the paths."
     pool = setting.embedding.own_pool
     if pool is None:
-        return jnp.asarray(paths.guesses[0].mean, dtype)
-    return jnp.asarray(np.asarray(pool.points)[int(np.argmax(np.asarray(pool.means)))])
+        return np.asarray(paths.guesses[0].mean, dtype)
+    return np.asarray(pool.points)[int(np.argmax(np.asarray(pool.means)))]

@@ -13,7 +13,7 @@ import jax, jax.numpy as jnp, optax
 from mmdfw._checks import check_count, check_positive, pytree_dataclass, show_progress
 from mmdfw._fit import Ask, check_nouns, choose_rule, find_start, particle_setting
 from mmdfw._ladder import Budget
-from mmdfw._loop import Components, State, Until, as_history, capacity_for, empty_state, grow, jitted_init
+from mmdfw._loop import Components, State, Until, as_history, capacity_for, empty_state, grow, first_state
 from mmdfw._result import Result, Run, finish, watch_for
 from mmdfw._target import Score, Target, as_target, check_key, check_start
 from mmdfw.embeddings._embedding import ParticleEmbedding
@@ -84,7 +84,7 @@ def at_a_mode(
     setting = particle_setting(Ask(key, target, paths, kernel, Budget(1, 0, 0), False))
     parts = Components(setting.kernel, setting.embedding, oracle, choose_rule(setting.embedding, rule))
     # without the oracle, so that all share compiled code
-    state = jitted_init(parts._replace(oracle=None), first[None], capacity_for(1))
+    state = first_state(parts._replace(oracle=None), first[None], capacity_for(1))
     return Begin(parts, state, paths.evaluations)
 
 # %% ../nbs/library/82_fit_model.ipynb #4b8cbec0

@@ -10,6 +10,7 @@ import time
 from typing import NamedTuple
 import jax, jax.numpy as jnp, numpy as np
 from scipy.special import softmax
+from mmdfw._checks import on_device, split_keys
 from mmdfw._mixture import GaussianMixture
 from mmdfw._target import Target, values_and_scores
 from mmdfw._trust import GRADES, Finding, stein_findings, verdict_of
@@ -87,7 +88,7 @@ def stand_on_cloud(target: Target, cloud: Cloud, budget: Budget, used: int, name
         *stein,
     )
     words = f"{name} of {len(points)} points worth {cloud.effective_size:.0f} draws"
-    reference = ReferenceSet(cloud.points, cloud.weights / jnp.sum(cloud.weights))
+    reference = ReferenceSet(cloud.points, cloud.weights)
     evaluations = used + cloud.evaluations + 2 * len(points)
     return Stand(reference, cloud.effective_size, words, findings, evaluations, cloud.rejected)
 
@@ -114,15 +115,15 @@ def try_cloud(
     "An importance cloud from the paths' Gaussians; None where it has no chance."
     if target.dimension > FULL_METRIC:
         return None
-    probe_key, cloud_key = jax.random.split(key)
+    probe_key, *cloud_keys = split_keys(key, 3)
     rng = np.random.default_rng(np.asarray(jax.random.key_data(probe_key)).ravel())
     proposal = first_proposal(paths.guesses)
     probes = draw_round(rng, lambda x: values_and_scores(target, x)[0], proposal, NUM_PROBES, target.dtype)
     if not np.isfinite(probes.logs).any() or effective_sample_size(weigh_rounds([probes])) < least_worth:
         return None
-    centre = jnp.asarray(paths.guesses[0].mean, target.dtype)
+    centre = on_device(paths.guesses[0].mean, target.dtype)
     used, stand = NUM_PROBES, None
-    for factor, each in zip((1, 2), jax.random.split(cloud_key)):
+    for factor, each in zip((1, 2), cloud_keys):
         cloud = importance_cloud(each, target, centre, None, factor * budget.cloud, proposal=proposal)
         stand = stand_on_cloud(target, cloud, budget, used, "importance cloud")
         if stand.accepted or cloud.effective_size < LEAST_WORTH * factor:
@@ -134,7 +135,7 @@ def try_cloud(
 def stand_on_chains(target: Target, chains: Chains, budget: Budget) -> Stand:
     "Draws of chains with their tests."
     num_chains, num, d = chains.draws.shape
-    points = jnp.asarray(chains.draws.reshape(-1, d), target.dtype)
+    points = on_device(chains.draws.reshape(-1, d), target.dtype)
     flat, weights = np.asarray(points, float), np.full(len(points), 1 / len(points))
     scores = values_and_scores(target, points)[1]
     error = lambda values: mean_error(values.reshape(num_chains, num, -1))
@@ -147,7 +148,7 @@ def stand_on_chains(target: Target, chains: Chains, budget: Budget) -> Stand:
         *stein,
     )
     name = f"{len(flat):,} draws of {num_chains} chains worth {size:.0f}"
-    reference = ReferenceSet(points, jnp.asarray(weights, target.dtype), num_chains)
+    reference = ReferenceSet(points, on_device(weights, target.dtype), num_chains)
     return Stand(reference, size, name, findings, chains.evaluations + 2 * len(flat))
 
 
@@ -161,7 +162,7 @@ WORDS = {
 # %% ../nbs/library/79_ladder.ipynb #ecfe165d
 def try_chains(key: jax.Array, target: Target, paths: Paths, budget: Budget, progress: bool = False) -> Stand:
     "Sixteen chains from the paths' Gaussians."
-    start_key, walk_key = jax.random.split(key)
+    start_key, walk_key = split_keys(key)
     best = paths.guesses[0]
     starts = pooled_starts(start_key, target, paths.guesses)
     limits = dict(min_ess=budget.min_size, max_evaluations=budget.evaluations, seconds=budget.seconds)
@@ -193,7 +194,7 @@ def climb_ladder(
     progress: bool = False,
 ) -> Stand:
     "The first rung that passes its tests, or the best of them."
-    cloud_key, short_key, around_key, long_key = jax.random.split(key, 4)
+    cloud_key, short_key, around_key, long_key = split_keys(key, 4)
     tried, spent = [], 0
     rungs = (
         lambda: try_cloud(cloud_key, target, paths, budget),

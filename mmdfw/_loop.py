@@ -17,7 +17,7 @@ from mmdfw.kernels._kernel import Kernel
 from mmdfw.kernels._stein_kernel import Scored
 from mmdfw._mmd import mmd2_from_parts
 from mmdfw.oracles._oracle import Oracle, Problem, Proposal, oracle_accuracy
-from mmdfw.steps._quadrature import Quadrature, grow_factor
+from mmdfw.steps._quadrature import Quadrature, grow_factor, jitted_reweigh
 from mmdfw.steps._step import StepRule, System
 
 # %% ../nbs/theory/50_loop.ipynb #b7012ea1
@@ -138,16 +138,26 @@ def _add_row(parts: Components, state: State, row: Row, n: jax.Array, put: Calla
     return state._replace(gram=gram, factor=factor, means=means), jitter
 
 # %% ../nbs/theory/50_loop.ipynb #c55de6cb
-def reweigh(parts: Components, state: State, before: jax.Array, again=None) -> tuple:  # -> State, step size
-    "All weights anew by the step rule."
+def system_of(parts: Components, state: State, before: jax.Array, again=None) -> System:
+    "What the step rule may look at."
     means = state.means
     if parts.needs_gram and not parts.embedding.has_values:
         means = parts.embedding.mean(state.particles.position, state.particles)
-    system = System(state.particles.weights, state.gram, means, state.factor, before, state.particles.count, again)
+    return System(state.particles.weights, state.gram, means, state.factor, before, state.particles.count, again)
+
+
+def with_weights(state: State, system: System, weights: jax.Array) -> State:
+    "The state with the weights that a rule gave, zero in the rows that are not used."
+    used = jnp.arange(len(weights)) < state.particles.count
+    weights = jnp.where(used, weights, 0.0).astype(state.particles.weights.dtype)
+    return state._replace(means=system.means, particles=state.particles._replace(weights=weights))
+
+
+def reweigh(parts: Components, state: State, before: jax.Array, again=None) -> tuple:  # -> State, step size
+    "All weights anew by the step rule."
+    system = system_of(parts, state, before, again)
     weights, size = parts.step_rule(system)
-    dtype = state.particles.weights.dtype
-    weights = jnp.where(jnp.arange(len(weights)) < state.particles.count, weights, 0.0).astype(dtype)
-    return state._replace(means=means, particles=state.particles._replace(weights=weights)), size
+    return with_weights(state, system, weights), size
 
 
 def check_parts(parts: Components):
@@ -191,12 +201,24 @@ def problem_of(parts: Components, state: State) -> Problem:
 
 def accept(parts: Components, state: State, answer: Proposal, most: int = 2**31 - 1) -> tuple:  # -> State, Info
     "Add what the oracle answered, and weigh all particles anew."
-    before = state.particles.count
+    taken = take_in(parts, state, answer, most)
+    return settle(parts, state, answer, taken, *parts.step_rule(taken.system))
+
+
+class Taken(NamedTuple):
+    "A state with new particles that have no weight yet."
+
+    state: State
+    system: System  # for the step rule
+    jitter: jax.Array  # the largest that the new rows of the factor took
+    moved: Any  # bool: the answer was a particle that is there already
+
+
+def settle(parts: Components, state: State, answer: Proposal, taken: Taken, weights: jax.Array, size) -> tuple:
+    "The state before a step, or after it where something was accepted, and what the step did: -> State, Info."
     gap = duality_gap(parts, state, answer.best_known)
-    valid = answer.valid & (before + jnp.arange(len(answer.valid)) < most)
-    grown, jitter, moved = take_in(parts, state, answer, valid)
-    grown, size = reweigh(parts, grown, before, answer.again)
-    accepted = (grown.particles.count > before) | moved
+    grown = with_weights(taken.state, taken.system, weights)
+    accepted = (grown.particles.count > state.particles.count) | taken.moved
     new = jax.tree.map(lambda a, b: jnp.where(accepted, a, b), grown, state)
     new = new._replace(
         evaluations=grown.evaluations + answer.evaluations.astype(jnp.int32),
@@ -212,7 +234,7 @@ def accept(parts: Components, state: State, answer: Proposal, most: int = 2**31 
         gap,
         jnp.asarray(size, gap.dtype),
         delta,
-        jnp.max(jitter),
+        taken.jitter,
         new.evaluations,
         new.rejected,
     )
@@ -226,14 +248,15 @@ def duality_gap(parts: Components, state: State, best_known: jax.Array) -> jax.A
     return w @ state.gram @ w - w @ state.means - best_known
 
 
-def take_in(parts: Components, state: State, answer: Proposal, valid: jax.Array) -> tuple:  # -> State, jitters, bool
+def take_in(parts: Components, state: State, answer: Proposal, most: int | jax.Array) -> Taken:
     "The answer's points as particles of weight zero; nothing where the answer is a particle that is there already."
+    before = state.particles.count
+    valid = answer.valid & (before + jnp.arange(len(answer.valid)) < most)
     add = lambda s: jax.lax.scan(lambda s, x: append(parts, s, *x), s, (answer.points, valid))
-    if answer.again is None:
-        return *add(state), False
-    known = answer.again >= 0
     stay = lambda s: (s, jnp.zeros(len(valid), s.particles.weights.dtype))
-    return *jax.lax.cond(known, stay, add, state), known
+    moved = jnp.asarray(False) if answer.again is None else answer.again >= 0
+    grown, jitters = add(state) if answer.again is None else jax.lax.cond(moved, stay, add, state)
+    return Taken(grown, system_of(parts, grown, before, answer.again), jnp.max(jitters), moved)
 
 # %% ../nbs/theory/50_loop.ipynb #b2ef13a0
 class Algorithm(NamedTuple):
@@ -433,23 +456,68 @@ class Growth(NamedTuple):
     interrupted: bool = False  # by the user, or from outside
 
 
-def next_step(parts: Components, key: jax.Array, state: State, most: int) -> tuple:  # -> State, Info
-    "One step of a run: its key comes from the run's key and the number of calls so far."
-    return step(parts, jax.random.fold_in(key, state.calls), state, most)
+@jax.jit
+def jitted_ask(parts: Components, key: jax.Array, state: State) -> Proposal:
+    "One call of the oracle in a run: its key comes from the run's key and the number of calls so far."
+    return _plain(parts.oracle(jax.random.fold_in(key, state.calls), problem_of(parts, state)))
 
 
-jitted_next_step = jax.jit(next_step)
-jitted_init = jax.jit(init, static_argnums=2)
+@jax.jit
+def _answer(parts, search, state):
+    return _plain(parts.oracle.answer(search, problem_of(parts, state)))
+
+
+def _plain(answer: Proposal) -> Proposal:
+    "Counts as plain numbers, so that answers of all oracles run the same programs."
+    count = lambda number: jnp.asarray(number).astype(jnp.int32)
+    return answer._replace(evaluations=count(answer.evaluations), rejected=count(answer.rejected))
+
+
 jitted_room = jax.jit(with_capacity, static_argnums=1)
 jitted_discrepancy = jax.jit(discrepancy)
+_empty = jax.jit(empty_state, static_argnums=1)
+_take_in, _settle = jax.jit(take_in), jax.jit(settle)
 _begin = jax.jit(lambda parts, key, state: parts.oracle.begin(key, problem_of(parts, state)))
-_answer = jax.jit(lambda parts, search, state: parts.oracle.answer(search, problem_of(parts, state)))
-_accept = jax.jit(accept)
 
 
 @jax.jit
 def _advance(parts, key, search, state, total, rows):
     return parts.oracle.advance(key, search, problem_of(parts, state), total, rows)
+
+# %% ../nbs/theory/50_loop.ipynb #8e0a968c
+def next_step(parts: Components, key: jax.Array, state: State, most: int) -> tuple:  # -> State, Info
+    "One step of a run, driven from the host: ask the oracle, and take in what it answers."
+    return accept_now(parts, state, jitted_ask(parts, key, state), most)
+
+
+def accept_now(parts: Components, state: State, answer: Proposal, most: int) -> tuple:  # -> State, Info
+    "`accept` from the host, in three programs: whatever weighs particles in full shares the middle one."
+    rest = parts._replace(oracle=None)
+    taken = _take_in(rest, state, answer, most)
+    return _settle(rest, state, answer, taken, *weights_by(parts.step_rule, taken.system))
+
+
+def weights_by(rule: StepRule, system: System) -> tuple:  # -> (capacity,), scalar
+    "What a step rule says, from the host."
+    if rule.remembers:
+        return _jitted_rule(rule, system)
+    weights = jitted_reweigh(rule, system.gram, system.means, system.factor, system.weights, system.count)
+    return weights, np.full((), np.nan, weights.dtype)
+
+
+_jitted_rule = jax.jit(lambda rule, system: rule(system))
+
+
+def first_state(parts: Components, positions: jax.Array, capacity: int) -> State:
+    "`init` from the host: the first particles come by the programs of every later step."
+    check_parts(parts)
+    points, nothing = np.asarray(positions), np.zeros((), np.int32)
+    memory = None if parts.oracle is None else parts.oracle.first_memory()
+    state = _empty(parts._replace(oracle=None), capacity, points[0])._replace(memory=memory)
+    unknown, values = np.full((), np.nan, points.dtype), np.zeros(len(points), points.dtype)
+    answer = Proposal(points, values, np.ones(len(points), bool), unknown, nothing, nothing, memory)
+    state, _ = accept_now(parts, state, answer, 2**31 - 1)
+    return state._replace(calls=np.full((), len(points), np.int32))
 
 # %% ../nbs/theory/50_loop.ipynb #a43f3810
 def grow(
@@ -503,12 +571,12 @@ def _grow_once(
     oracle, count = parts.oracle, int(state.particles.count)
     room = capacity_for(count + oracle.particles_per_step, oracle.smallest_capacity)
     if oracle.piece is None:
-        return parts, *jitted_next_step(parts, key, _with_room(state, room), until.most)
+        return parts, *next_step(parts, key, _with_room(state, room), until.most)
     search = _run_pieces(jax.random.fold_in(key, state.calls), parts, state, until, watch, feed)
     answer = _answer(parts, search, state)  # the walk itself needs no room, and is faster without
     if count == 0:
         return _fill(parts, state, answer, until.most, room)
-    return parts, *_accept(parts, _with_room(state, room), answer, until.most)
+    return parts, *accept_now(parts, _with_room(state, room), answer, until.most)
 
 
 def _with_room(state: State, room: int) -> State:
@@ -545,7 +613,7 @@ def _fill(parts: Components, state: State, answer: Proposal, most: int, room: in
             "the model and the learning rate"
         )
     parts = parts.settled(points)
-    new = jitted_init(parts, points, max(room, len(state.particles.weights)))
+    new = first_state(parts, points, max(room, len(state.particles.weights)))
     new = new._replace(
         evaluations=new.evaluations + answer.evaluations.astype(jnp.int32),
         rejected=new.rejected + answer.rejected.astype(jnp.int32),

@@ -6,24 +6,42 @@
 __all__ = []
 
 # %% ../nbs/theory/52_refinement.ipynb #d728dc86
-from typing import Callable, NamedTuple
+from typing import Any, Callable, NamedTuple
 import jax, jax.numpy as jnp, numpy as np
 from scipy.optimize import minimize
-from mmdfw._checks import check_count, check_points, check_positive, check_weights
+from mmdfw._checks import check_count, check_points, check_positive, check_weights, on_device
 from mmdfw.embeddings._embedding import Embedding
-from mmdfw.kernels._kernel import Kernel, from_units, in_units
-from mmdfw._mmd import mmd2_from_parts
-from mmdfw.steps._quadrature import Quadrature
+from mmdfw.kernels._kernel import Kernel, from_units, in_units, slopes_in_units
+from mmdfw._loop import capacity_for
+from mmdfw.steps._quadrature import Quadrature, jitted_reweigh
 from mmdfw.steps._step import StepRule
 
 # %% ../nbs/theory/52_refinement.ipynb #769986dd
 class Weighed(NamedTuple):
     "Particles weighed by a rule, and what the weights came from."
 
-    weights: jax.Array  # (n,)
-    gram: jax.Array  # (n, n)
-    factor: jax.Array  # (n, n): Cholesky factor of the Gram matrix, a few rounding errors added to its diagonal
-    means: jax.Array  # (n,)
+    weights: Any  # (n,)
+    gram: Any  # (n, n)
+    factor: Any  # (n, n): Cholesky factor of the Gram matrix, a few rounding errors added to its diagonal
+    means: Any  # (n,)
+
+
+def measure(
+    kernel: Kernel,
+    embedding: Embedding,
+    positions: jax.Array,  # (n, d)
+    count: int | jax.Array,  # rows in use
+    capacity: int,  # of the arrays that are given back
+) -> tuple:  # -> (capacity, capacity), (capacity, capacity), (capacity,)
+    "The Gram matrix of particles, its Cholesky factor and mu_p there; as if nothing were in the rows not in use."
+    features, room = kernel.features(positions), capacity - len(positions)
+    inside = jnp.arange(capacity) < count
+    gram = jnp.pad(kernel.gram(features, features), ((0, room), (0, room)))
+    gram = jnp.where(inside[:, None] & inside, gram, 0.0)
+    means = jnp.where(inside, jnp.pad(embedding.mean(positions, None), (0, room)), 0.0)
+    rounding = 10 * count * jnp.finfo(gram.dtype).eps
+    raised = gram + jnp.diag(jnp.where(inside, rounding * jnp.diag(gram), 1.0).astype(gram.dtype))
+    return gram, jnp.linalg.cholesky(raised), means
 
 
 def weigh(
@@ -34,9 +52,8 @@ def weigh(
     start: jax.Array,  # (n,): the weights so far
 ) -> Weighed:
     "Quadrature weights at these positions; other rules keep the weights they have."
-    features, n = kernel.features(positions), len(positions)
-    gram, means = kernel.gram(features, features), embedding.mean(positions, None)
-    factor = jnp.linalg.cholesky(gram + 10 * n * jnp.finfo(gram.dtype).eps * jnp.diag(jnp.diag(gram)))
+    n = len(positions)
+    gram, factor, means = measure(kernel, embedding, positions, n, n)
     weights = rule.reweigh(gram, means, factor, jnp.ones(n, bool), start)
     return Weighed(weights.astype(gram.dtype), gram, factor, means)
 
@@ -50,21 +67,54 @@ def refinement_objective(
     return w @ weighed.gram @ w / 2 - w @ weighed.means
 
 # %% ../nbs/theory/52_refinement.ipynb #f74839f0
-def look(
-    kernel: Kernel, embedding: Embedding, rule: StepRule, start: jax.Array, unit: float | jax.Array, places: jax.Array
-) -> tuple:  # -> number, (n, d)
-    "The objective and its gradient, in coordinates of the kernel's unit."
-    objective = lambda u: refinement_objective(kernel, embedding, from_units(u, unit), rule, start)
-    return jax.value_and_grad(objective)(places)
+SIZES = 32  # arrays of particles come in multiples of it
 
 
-def end(kernel: Kernel, embedding: Embedding, rule: StepRule, start: jax.Array, positions: jax.Array) -> tuple:
-    "The positions weighed, and their MMD^2."
-    weighed = weigh(kernel, embedding, positions, rule, start)
-    return weighed, mmd2_from_parts(weighed.weights, weighed.gram, weighed.means, embedding.double_integral)
+def slope(kernel: Kernel, embedding: Embedding, positions: jax.Array, weights: jax.Array) -> tuple:
+    "The objective at these weights, and its gradient: -> number, (n, d)."
+    w = weights[: len(positions)]
+
+    def objective(x):
+        features = kernel.features(x)
+        return w @ kernel.gram(features, features) @ w / 2 - w @ embedding.mean(x, None)
+
+    return jax.value_and_grad(objective)(positions)
 
 
-jitted_look, jitted_end, jitted_weigh = jax.jit(look), jax.jit(end), jax.jit(weigh)
+jitted_measure, jitted_slope = jax.jit(measure, static_argnums=4), jax.jit(slope)
+
+
+class Weigher(NamedTuple):
+    "What weighs particles, from the host."
+
+    kernel: Kernel
+    embedding: Embedding
+    rule: StepRule
+
+    def padded(self, positions: np.ndarray) -> np.ndarray:
+        "Positions in an array of one of few sizes: the last one repeated."
+        return np.pad(positions, ((0, -len(positions) % SIZES), (0, 0)), mode="edge")
+
+    def weigh(self, positions: np.ndarray, start: np.ndarray) -> Weighed:
+        "`weigh` by programs that other numbers of particles and the growth run too; arrays of a capacity."
+        n, capacity = len(positions), capacity_for(len(positions))
+        start = np.pad(np.asarray(start), (0, capacity - len(start)))
+        measured = jitted_measure(self.kernel, self.embedding, self.padded(positions), n, capacity)
+        gram, factor, means = measured
+        return Weighed(jitted_reweigh(self.rule, gram, means, factor, start, n), *measured)
+
+    def look(self, positions: np.ndarray, start: np.ndarray) -> tuple:  # -> number, (n, d), (capacity,)
+        "The objective at the weights that are best for these positions, its gradient, and the weights."
+        weights = self.weigh(positions, start).weights
+        value, gradient = jitted_slope(self.kernel, self.embedding, self.padded(positions), weights)
+        return float(value), np.asarray(gradient, float)[: len(positions)], np.asarray(weights)
+
+
+def weigh_now(kernel: Kernel, embedding: Embedding, positions, rule: StepRule, start) -> Weighed:
+    "`weigh` from the host: for many calls with other numbers of particles."
+    n = len(positions)
+    weights, gram, factor, means = map(np.asarray, Weigher(kernel, embedding, rule).weigh(np.asarray(positions), start))
+    return Weighed(weights[:n], gram[:n, :n], factor[:n, :n], means[:n])
 
 # %% ../nbs/theory/52_refinement.ipynb #e12d63a3
 CHUNK = 25  # steps between two looks at how it goes
@@ -73,22 +123,28 @@ CHUNK = 25  # steps between two looks at how it goes
 class Walk:
     "A walk of all particles: what the minimiser is shown, and the best that it has met."
 
-    def __init__(self, fixed: tuple, places: np.ndarray, half: float, tolerance: float, on_chunk: Callable):
-        self.fixed, self.dtype, self.shape = fixed, fixed[3].dtype, places.shape
-        self.half, self.tolerance, self.on_chunk = half, tolerance, on_chunk
-        self.best, self.best_places, self.passes, self.steps = np.inf, places, 0, 0
-        self.history = [self.loss(places.ravel())[0]]  # objectives: before, and after each chunk
+    def __init__(
+        self, weigher: Weigher, positions: np.ndarray, start: np.ndarray, tolerance: float, on_chunk: Callable
+    ):
+        self.weigher, self.dtype, self.shape = weigher, positions.dtype, positions.shape
+        self.weights = np.pad(start, (0, capacity_for(len(start)) - len(start)))
+        self.half, self.tolerance, self.on_chunk = float(weigher.embedding.double_integral) / 2, tolerance, on_chunk
+        self.unit = np.asarray(weigher.kernel.unit, float)
+        self.best, self.best_positions, self.passes, self.steps = np.inf, positions, 0, 0
+        self.first = in_units(positions.astype(float), self.unit).ravel()
+        self.history = [self.loss(self.first)[0]]  # objectives: before, and after each chunk
 
     def loss(self, flat: np.ndarray) -> tuple:  # -> number, (n d,)
         "The objective and its slope; a wall where they are not numbers."
         self.passes += 1
-        places = flat.reshape(self.shape)
-        value, slope = jax.device_get(jitted_look(*self.fixed, places.astype(self.dtype)))
+        positions = from_units(flat.reshape(self.shape), self.unit).astype(self.dtype)
+        value, slope, weights = self.weigher.look(positions, self.weights)
         if not (np.isfinite(value) and np.isfinite(slope).all()):
             return 1e3 + abs(self.best if np.isfinite(self.best) else 0.0), np.zeros_like(flat)
+        self.weights = weights  # where the next search begins
         if value < self.best:
-            self.best, self.best_places = float(value), places
-        return float(value), np.asarray(slope, float).ravel()
+            self.best, self.best_positions = value, positions
+        return value, slopes_in_units(slope, self.unit).ravel()
 
     def note(self, intermediate_result):
         "After each step; every so often, whether it still pays."
@@ -133,25 +189,23 @@ def refine(
     check_count("max_steps", max_steps)
     check_positive("tolerance", tolerance)
     positions = check_points("positions", positions)
-    start = check_weights("weights", weights, len(positions)).astype(positions.dtype)
-    fixed = kernel, embedding, rule, start
-    walk = run_walk(fixed, positions, float(embedding.double_integral) / 2, max_steps, tolerance, on_chunk)
-    gained = walk.best < walk.history[0]
-    unit = np.asarray(kernel.unit, walk.dtype)
-    best = from_units(jnp.asarray(walk.best_places, walk.dtype), unit) if gained else positions
-    weighed, mmd2 = jitted_end(*fixed, best)
-    return Refined(best, weighed, float(mmd2), np.array(walk.history), walk.passes)
+    start = np.asarray(check_weights("weights", weights, len(positions)), positions.dtype)
+    walk = run_walk(Weigher(kernel, embedding, rule), np.asarray(positions), start, max_steps, tolerance, on_chunk)
+    best = walk.best_positions if walk.best < walk.history[0] else np.asarray(positions)
+    weighed = weigh_now(kernel, embedding, best, rule, walk.weights[: len(best)])
+    w, gram, means = (np.asarray(array, float) for array in (weighed.weights, weighed.gram, weighed.means))
+    mmd2 = max(w @ gram @ w - 2 * w @ means + float(embedding.double_integral), 0.0)
+    return Refined(on_device(best), weighed, mmd2, np.array(walk.history), walk.passes)
 
 # %% ../nbs/theory/52_refinement.ipynb #c11244f7
 def run_walk(
-    fixed: tuple, positions: jax.Array, half: float, max_steps: int, tolerance: float, on_chunk: Callable
+    weigher: Weigher, positions: np.ndarray, start: np.ndarray, max_steps: int, tolerance: float, on_chunk: Callable
 ) -> Walk:
-    "Steps of L-BFGS until little is gained; `half` of the double integral makes an MMD^2 of an objective."
-    unit = jnp.asarray(fixed[0].unit, positions.dtype)
-    walk = Walk((*fixed, unit), np.asarray(in_units(positions, unit), float), half, tolerance, on_chunk)
+    "Steps of L-BFGS until little is gained."
+    walk = Walk(weigher, positions, start, tolerance, on_chunk)
     options = dict(maxiter=max_steps, maxfun=4 * max_steps, maxcor=10, ftol=0.0, gtol=0.0)
-    minimize(walk.loss, walk.best_places.ravel(), jac=True, method="L-BFGS-B", callback=walk.note, options=options)
+    minimize(walk.loss, walk.first, jac=True, method="L-BFGS-B", callback=walk.note, options=options)
     if walk.steps % CHUNK or len(walk.history) == 1:
         walk.history.append(min(walk.best, walk.history[-1]))
-        on_chunk(walk.steps, 2 * max(walk.history[-1] + half, 0.0))
+        on_chunk(walk.steps, 2 * max(walk.history[-1] + walk.half, 0.0))
     return walk

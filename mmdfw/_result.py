@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Callable, Iterator, NamedTuple
 import jax, jax.numpy as jnp, numpy as np
 from tqdm import tqdm
-from mmdfw._checks import check_count, check_positive, show_progress, warn_user
+from mmdfw._checks import check_count, check_positive, on_device, show_progress, warn_user
 from mmdfw._loop import (
     Components,
     Growth,
@@ -26,7 +26,7 @@ from mmdfw._loop import (
     joined,
 )
 from mmdfw._mmd import mmd2_from_parts
-from mmdfw._refinement import Refined, jitted_weigh, refine, weigh
+from mmdfw._refinement import Refined, refine, weigh, weigh_now
 from mmdfw._saved import read_header, read_tree, saveable, write_tree
 from mmdfw._target import (
     NoDensity,
@@ -156,7 +156,7 @@ def finish(
     "Refine if asked, keep to the support, and put the result together."
     parts, state = growth.parts, growth.state
     n = int(state.particles.count)
-    positions, weights = _in_use(state, n)
+    positions, weights = _particles_in_use(state, n)
     value = history.discrepancy[-1] if len(history.count) else jitted_discrepancy(parts, state)
     aim, refinement = Aim(parts.kernel, parts.embedding, parts.step_rule), None
     if run.refine and parts.embedding.has_values and not growth.interrupted:
@@ -200,7 +200,7 @@ def finish(
 
 def _particles_in_use(state: State, n: int) -> tuple:  # -> positions, weights
     "The particles in use."
-    return state.particles.position[:n], state.particles.weights[:n]
+    return tuple(on_device(np.asarray(array)[:n]) for array in (state.particles.position, state.particles.weights))
 
 
 def _own_mmd2(parts: Components, positions: jax.Array, weights: jax.Array) -> jax.Array:
@@ -209,8 +209,8 @@ def _own_mmd2(parts: Components, positions: jax.Array, weights: jax.Array) -> ja
     return mmd2_from_parts(weights, gram, parts.embedding.mean(positions, None), parts.embedding.double_integral)
 
 
-_in_use = jax.jit(_particles_in_use, static_argnums=1)
 _mmd2 = jax.jit(_own_mmd2)
+_peaks = jax.jit(lambda kernel, points: kernel.diagonal(kernel.features(points)))
 
 
 class Aim(NamedTuple):
@@ -270,7 +270,7 @@ def into_support(
     else:
         positions, weights = positions[good], weights[good] / jnp.sum(weights[good])
     if parts.embedding.has_values:
-        weights = jitted_weigh(aim.kernel, aim.embedding, positions, aim.step_rule, weights).weights
+        weights = weigh_now(aim.kernel, aim.embedding, positions, aim.step_rule, weights).weights
     return Supported(positions, weights, True, 2 * len(good) + looked)
 
 
@@ -290,19 +290,21 @@ def into_box(aim: Aim, box: Any, positions: jax.Array, weights: jax.Array) -> tu
     inside = jnp.clip(positions, *jnp.asarray(box, positions.dtype))
     if bool(jnp.all(inside == positions)):
         return positions, weights
-    return inside, jitted_weigh(aim.kernel, aim.embedding, inside, aim.step_rule, weights).weights
+    return inside, weigh_now(aim.kernel, aim.embedding, inside, aim.step_rule, weights).weights
 
 # %% ../nbs/library/79_result.ipynb #51d3e26d
 def judge(parts: Components, positions: jax.Array, weights: jax.Array, mmd2: float, scores: Any = None) -> tuple:
     "How particles compare with what stands for the target, and with the target itself where scores are at hand."
     embedding, found = parts.embedding, []
     if embedding.has_values and not parts.kernel.zero_mean:
-        draw = float(np.mean(parts.kernel.diagonal(parts.kernel.features(positions))) - embedding.double_integral)
+        peaks = np.asarray(_peaks(parts.kernel, positions), float)
+        draw = float(np.mean(peaks)) - float(embedding.double_integral)
         found.append(mmd_finding(mmd2, float(embedding.error2), draw, len(weights)))
     reference = embedding.reference
     if reference is None:
         return tuple(found)
-    share = np.asarray(weights, float) / np.sum(weights)
+    share = np.asarray(weights, float)
+    share = share / np.sum(share)
     points, mass = np.asarray(reference.points, float), np.asarray(reference.weights, float)
     found += particle_findings(positions, share, points, mass)
     found += plain_findings(np.asarray(positions, float), share, points, mass)

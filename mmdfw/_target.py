@@ -12,7 +12,7 @@ from functools import singledispatch
 from typing import Any, Callable
 import jax, jax.numpy as jnp, numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
-from mmdfw._checks import check_points, pytree_dataclass, static
+from mmdfw._checks import check_points, on_device, pytree_dataclass, static
 
 # %% ../nbs/core/03_target.ipynb #748976fc
 @jax.tree_util.register_static
@@ -51,7 +51,7 @@ class Layout:
         "Vectors (n, d) as a pytree with a leading axis of n, by NumPy: one particle more compiles nothing."
         columns = np.split(np.asarray(positions), np.cumsum(self.sizes)[:-1], axis=1)
         shaped = zip(columns, self.shapes, self.dtypes)
-        leaves = [jnp.asarray(part.reshape(len(part), *shape).astype(dtype)) for part, shape, dtype in shaped]
+        leaves = [on_device(part.reshape(len(part), *shape), dtype) for part, shape, dtype in shaped]
         return jax.tree.unflatten(self.structure, leaves)
 
     @property
@@ -84,7 +84,10 @@ def layout_of(position) -> Layout:
 
 def ravel(position) -> jax.Array:  # (d,)
     "All leaves of a pytree, one after another."
-    return jnp.concatenate([jnp.ravel(jnp.asarray(leaf)) for leaf in jax.tree.leaves(position)])
+    leaves = jax.tree.leaves(position)
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+        return jnp.concatenate([jnp.ravel(leaf) for leaf in leaves])
+    return on_device(np.concatenate([np.ravel(leaf) for leaf in leaves]), jnp.result_type(*leaves))
 
 # %% ../nbs/core/03_target.ipynb #e688b761
 def flatten_particles(name: str, particles) -> tuple:  # -> (n, d), the Layout of one particle
@@ -353,13 +356,16 @@ def values_and_scores(target: Target, points: jax.Array) -> tuple:  # (n, d) -> 
     return in_batches(_jitted_both, target, points)
 
 
+BATCH = 64  # points that are looked at together
+
+
 def in_batches(compiled: Callable, target: Target, points: jax.Array) -> Any:  # of n rows
-    "What a compiled function gives for many points, in batches of four sizes, so that other numbers compile nothing."
+    "What a compiled function gives for many points, one by one or in batches, so that other numbers compile nothing."
     rows = np.asarray(points)
-    size = next((size for size in (1, 16, 64) if len(rows) <= size), 256)
+    size = 1 if len(rows) == 1 else BATCH
     padded = np.concatenate([rows, np.repeat(rows[-1:], -len(rows) % size, axis=0)])
     parts = [compiled(target, padded[first : first + size]) for first in range(0, len(padded), size)]
-    return jax.tree.map(lambda *each: jnp.asarray(np.concatenate(each)[: len(rows)]), *parts)
+    return jax.tree.map(lambda *each: on_device(np.concatenate(each)[: len(rows)]), *parts)
 
 # %% ../nbs/core/03_target.ipynb #038104e2
 @singledispatch

@@ -8,7 +8,7 @@ __all__ = []
 # %% ../nbs/theory/25_trust.ipynb #eb393ae0
 import math
 from typing import Any, Callable, NamedTuple
-import jax.numpy as jnp, numpy as np
+import numpy as np
 from jaxtyping import Float
 from scipy.spatial.distance import pdist
 from scipy.stats import norm
@@ -23,9 +23,9 @@ def stein_terms(
     root: Any,  # of its covariance: (d, d) or (d,)
 ) -> Float[np.ndarray, "m 2d"]:
     "What must be zero on average: the scores, and positions times scores plus one, in the set's own coordinates."
-    u = np.asarray(in_units(jnp.asarray(points - centre), jnp.asarray(root)), float)
-    s = np.asarray(slopes_in_units(jnp.asarray(scores), jnp.asarray(root)), float)
-    return np.concatenate([s, u * s + 1], axis=1)
+    points, scores, root = (np.asarray(array, float) for array in (points, scores, root))
+    s = slopes_in_units(scores, root)
+    return np.concatenate([s, in_units(points - centre, root) * s + 1], axis=1)
 
 # %% ../nbs/theory/25_trust.ipynb #c9322455
 FALSE_ALARM = 0.005  # chance that a right set is found wrong by any one of its identities
@@ -142,7 +142,7 @@ def mmd_finding(mmd2: float, error2: float, draw_mmd2: float, num: int) -> Findi
 WORDS_MMD = "no better than so many draws of the target: give more evaluations, more particles, or draws of your own"
 
 # %% ../nbs/theory/25_trust.ipynb #a8db7cfb
-MOST_POINTS = 4096  # of the set, that particles are compared with; more for more particles
+MOST_POINTS = 2048  # of the set, that particles are compared with; more for more particles
 
 
 def shuffled(num: int) -> np.ndarray:  # (num,)
@@ -157,11 +157,12 @@ def plain_findings(
     point_weights: Float[np.ndarray, " m"],
 ) -> list:  # of Finding
     "Squared MMD in a wide kernel over plain coordinates, over that of as many draws; none where particles are many."
+    positions, weights = np.asarray(positions, float), np.asarray(weights, float)
     most = max(MOST_POINTS, 8 * len(weights))
     some = shuffled(len(points))[:most]
     mean, sd = moments(points, point_weights)
     y, v = (points[some][:, sd > 0] - mean[sd > 0]) / sd[sd > 0], point_weights[some]
-    if most > 4 * MOST_POINTS or not (sd > 0).any() or not np.sum(v) > 0:
+    if most > 8 * MOST_POINTS or not (sd > 0).any() or not np.sum(v) > 0:
         return []
     x, v = (positions[:, sd > 0] - mean[sd > 0]) / sd[sd > 0], v / np.sum(v)
     by_weight = np.searchsorted(np.cumsum(v), (np.arange(512) + 0.5) / 512)

@@ -294,14 +294,14 @@ def test_adding_200_particles_compiles_the_step_twice():
         num_particles=1,
         refine=False,
     )  # noqa: E731
-    before = loop.jitted_next_step._cache_size()
+    before = loop.jitted_ask._cache_size()
     first = run()
-    assert loop.jitted_next_step._cache_size() == before, "one particle needs no step"
+    assert loop.jitted_ask._cache_size() == before, "one particle needs no step"
     grown = first.add(200)
     assert len(grown) == 201
-    assert loop.jitted_next_step._cache_size() - before == 2 <= np.log2(200)
+    assert loop.jitted_ask._cache_size() - before == 2 <= np.log2(200)
     run().add(200)
-    assert loop.jitted_next_step._cache_size() - before == 2, "a second run compiles nothing"
+    assert loop.jitted_ask._cache_size() - before == 2, "a second run compiles nothing"
 
 
 # Counting -------------------------------------------------------------------------------------------------------------
@@ -422,7 +422,7 @@ def test_progress_is_off_in_tests_and_on_when_asked(capsys):
 
 
 def test_interrupted_growth_keeps_what_it_has(monkeypatch, fits):
-    real, calls = loop.jitted_next_step, []
+    real, calls = loop.jitted_ask, []
 
     def interrupted(*args):
         calls.append(1)
@@ -430,10 +430,10 @@ def test_interrupted_growth_keeps_what_it_has(monkeypatch, fits):
             raise KeyboardInterrupt
         return real(*args)
 
-    monkeypatch.setattr(loop, "jitted_next_step", interrupted)
+    monkeypatch.setattr(loop, "jitted_ask", interrupted)
     with pytest.warns(UserWarning, match="interrupted.* 6 .*20"):
         stopped = fit(jax.random.key(0), gaussian, jnp.zeros(2), num_particles=20, refine=False)
-    monkeypatch.setattr(loop, "jitted_next_step", real)
+    monkeypatch.setattr(loop, "jitted_ask", real)
     assert len(stopped) == 6 and len(stopped.history.count) == 5 and bool(jnp.all(jnp.isfinite(stopped.weights)))
     gone_on = stopped.add(14)
     assert same(gone_on.state, fits["20"].state), "and goes on as if nothing had happened"

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float
 from scipy.special import logsumexp, softmax
 from scipy.stats import norm, qmc
-from mmdfw._checks import check_count, check_points, check_positive, warn_user
+from mmdfw._checks import check_count, check_points, check_positive, on_device, warn_user
 from mmdfw._target import as_target, log_densities
 from mmdfw._mixture import GaussianMixture
 from mmdfw.embeddings._climb import SETTLED, climb
@@ -241,7 +241,7 @@ def draw_round(
 ) -> Round:
     "Draw `num` points and look at the target there."
     points = np.asarray(sobol_mixture(rng, proposal, num), dtype).astype(float)
-    return Round(points, np.asarray(evaluate(jnp.asarray(points, dtype)), float), proposal)
+    return Round(points, np.asarray(evaluate(points.astype(dtype)), float), proposal)
 
 # %% ../../nbs/theory/22_cloud.ipynb #aff70d01
 def weigh_rounds(rounds: list[Round]) -> Float[np.ndarray, " m"]:  # summing to one
@@ -380,8 +380,8 @@ def importance_cloud(
     weights = weigh_rounds([last])
     logs = np.concatenate([r.logs for r in [*rounds, last]])
     return Cloud(
-        jnp.asarray(last.points, dtype),
-        jnp.asarray(weights, dtype),
+        on_device(last.points, dtype),
+        on_device(weights, dtype),
         effective_sample_size(weights),
         num_evaluations,
         int(np.sum(np.isnan(logs) | (logs == np.inf))),

@@ -11,9 +11,9 @@ __all__ = ['Particles', 'Pool', 'Anchors', 'ReferenceSet', 'Embedding', 'ExactRB
 from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import Any, NamedTuple
-import jax, jax.numpy as jnp
+import jax, jax.numpy as jnp, numpy as np
 from jaxtyping import Array, Float, Int
-from mmdfw._checks import check_choice, check_positive, pytree_dataclass, static
+from mmdfw._checks import check_choice, check_positive, on_device, pytree_dataclass, static
 from mmdfw.kernels._fourier import RandomFourier
 from mmdfw.kernels._kernel import RBF, Kernel, in_units
 from mmdfw.kernels._multiscale import MultiscaleRBF
@@ -188,7 +188,8 @@ class ExactMultiscale(Embedding):
 
     def mean(self, points, particles=None):
         features = self.kernel.features(points)
-        return jnp.mean(jax.vmap(lambda part: part.mean(features))(self.parts), 0)
+        each = jax.vmap(lambda part: part.mean(features))(self.parts)
+        return jnp.asarray(self.kernel.shares, each.dtype) @ each
 
     def starts_pool(self, key, num):
         return jitted_draw_pool(self, self.mixture, key, num)
@@ -197,8 +198,9 @@ class ExactMultiscale(Embedding):
 def multiscale_closed_mean(self: MultiscaleRBF, mixture: GaussianMixture) -> ExactMultiscale:
     "The embedding of a Gaussian mixture under a mean of RBFs."
     near = mixture_in_units(mixture, self)
-    parts = jax.vmap(lambda scale: RBF(scale).closed_mean(near))(self.scales.astype(near.means.dtype))
-    return ExactMultiscale(self, mixture, parts, jnp.mean(parts.double_integral))
+    scales = jnp.asarray(self.scales, near.means.dtype)
+    parts = jax.vmap(lambda scale: RBF(scale).closed_mean(near))(scales)
+    return ExactMultiscale(self, mixture, parts, jnp.asarray(self.shares, scales.dtype) @ parts.double_integral)
 
 
 MultiscaleRBF.closed_mean = multiscale_closed_mean
@@ -296,11 +298,12 @@ def check_reference(kernel: Kernel, points: Any, weights: Any, effective_size: A
     kernel.check(points.shape[1])
     if effective_size is not None:
         check_positive("effective_size", effective_size)
-    if bool(jnp.any(weights < 0)) or not bool(jnp.sum(weights) > 0):
+    shares = np.asarray(weights, float)
+    if np.any(shares < 0) or not np.sum(shares) > 0:
         raise ValueError(
-            f"reference weights must be at least zero, with a positive sum; the smallest is {float(jnp.min(weights))!r}"
+            f"reference weights must be at least zero, with a positive sum; the smallest is {float(np.min(shares))!r}"
         )
-    return points, weights / jnp.sum(weights)
+    return points, on_device(shares / np.sum(shares), weights.dtype)
 
 
 @pytree_dataclass
@@ -343,10 +346,16 @@ def reference_embedding(
 ) -> ReferenceEmbedding:
     "An embedding from a weighted set, its double integral and its own expected error."
     points, weights = check_reference(kernel, points, weights, effective_size)
+    return ReferenceEmbedding(kernel, points, *_look_at_itself(kernel, points, weights, effective_size), num_chains)
+
+
+@jax.jit
+def _look_at_itself(kernel: Kernel, points: jax.Array, weights: jax.Array, effective_size: Any) -> tuple:
+    "Features, weights, kernel means at the set's own points, double integral, expected error; one program."
     features = kernel.features(points)
-    own = jax.jit(kernel_mean)(kernel, features, features, weights)
+    own = kernel_mean(kernel, features, features, weights)
     error2 = reference_error2(kernel.diagonal(features), own, weights, effective_size)
-    return ReferenceEmbedding(kernel, points, features, weights, own, weights @ own, error2, num_chains)
+    return features, weights, own, weights @ own, error2
 
 # %% ../../nbs/theory/21_embedding.ipynb #454b3fed
 @pytree_dataclass

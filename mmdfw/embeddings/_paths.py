@@ -30,7 +30,7 @@ def evidence_bound(
     noise: Float[np.ndarray, "n d"],  # standard normal
 ) -> tuple[float, float]:  # and its standard error
     "What a Gaussian, cut off where the target is zero, says of the target's log normaliser."
-    points = jnp.asarray(mean + stretch(root, noise), target.dtype)
+    points = np.asarray(mean + stretch(root, noise), target.dtype)
     logs = np.asarray(log_densities(target, points), float)
     inside = np.isfinite(logs)
     if not inside.any():

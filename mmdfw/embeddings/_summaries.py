@@ -7,9 +7,9 @@ __all__ = []
 
 # %% ../../nbs/theory/27_summaries.ipynb #b24b4cba
 from typing import Any, NamedTuple
-import jax.numpy as jnp, numpy as np
+import jax, jax.numpy as jnp, numpy as np
 from jaxtyping import Array, Float
-from mmdfw._checks import pytree_dataclass
+from mmdfw._checks import on_device, pytree_dataclass
 from mmdfw.embeddings._embedding import Embedding, ReferenceSet
 from mmdfw.kernels._kernel import Kernel, in_units
 from mmdfw.kernels._multiscale import FULL_METRIC, metric_root
@@ -52,6 +52,9 @@ class Readings(NamedTuple):
     spreads: np.ndarray  # (3,): of each kind, how far a draw is from the mean
 
 
+_jitted_read = jax.jit(lambda summaries, points: summaries.read(points))
+
+
 def read_off(summaries: Summaries, reference: ReferenceSet, entries: int = 2**24) -> Readings:
     "Weighted means of everything that is read, some points at a time."
     w = np.asarray(reference.weights, float)
@@ -60,7 +63,7 @@ def read_off(summaries: Summaries, reference: ReferenceSet, entries: int = 2**24
     first, second, waves, fourth = 0.0, 0.0, 0.0, 0.0
     for start in range(0, len(w), size):
         some = slice(start, start + size)
-        u, wave = (np.asarray(part, float) for part in summaries.read(reference.points[some]))
+        u, wave = (np.asarray(part, float) for part in _jitted_read(summaries, reference.points[some]))
         first, waves = first + w[some] @ u, waves + w[some] @ wave
         second = second + (u.T @ (u * w[some, None]) if full else w[some] @ u**2)
         fourth = fourth + w[some] @ (np.sum(u**2, 1) ** 2 if full else np.sum(u**4, 1))
@@ -130,6 +133,9 @@ def axes_of(reference: ReferenceSet, centre: np.ndarray) -> Float[np.ndarray, "d
     return scale[:, None] * np.concatenate([np.eye(len(sd)), axes[:, shared] / np.sqrt(values[shared])], 1)
 
 # %% ../../nbs/theory/27_summaries.ipynb #cb76d127
+_jitted_peaks = jax.jit(lambda kernel, points: kernel.diagonal(kernel.features(points)))
+
+
 def with_summaries(kernel: Kernel, embedding: Embedding) -> tuple[Kernel, Embedding]:
     "What refinement minimises: the kernel with summaries, where it wants them and a reference set is there."
     reference = embedding.reference
@@ -137,11 +143,10 @@ def with_summaries(kernel: Kernel, embedding: Embedding) -> tuple[Kernel, Embedd
         return kernel, embedding
     points, weights = np.asarray(reference.points, float), np.asarray(reference.weights, float)
     centre, dtype = weights @ points, reference.points.dtype
-    cast = lambda *arrays: (jnp.asarray(array, dtype) for array in arrays)
+    cast = lambda *arrays: (on_device(array, dtype) for array in arrays)
     plain = Summaries(*cast(centre, metric_root(points, weights), axes_of(reference, centre), np.ones(3)))
     first, second, waves, spreads = read_off(plain, reference)
-    peaks = np.asarray(kernel.diagonal(kernel.features(reference.points)), float)
-    draw = weights @ peaks - float(embedding.double_integral)
+    draw = weights @ np.asarray(_jitted_peaks(kernel, reference.points), float) - float(embedding.double_integral)
     shares = np.where(spreads > 1e-6, draw / np.maximum(spreads, 1e-6), 0.0)
     whole = WithSummaries(kernel, Summaries(plain.centre, plain.root, plain.axes, *cast(shares)))
     twice = float(embedding.double_integral) + shares @ [np.sum(part**2) for part in (first, second, waves)]

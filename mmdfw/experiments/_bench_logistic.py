@@ -19,7 +19,7 @@ from mmdfw.data._split import split
 from mmdfw.data._table import Table
 from mmdfw.embeddings._embedding import SteinEmbedding, reference_embedding
 from mmdfw._fit import fit
-from mmdfw._loop import Components, Until, capacity_for, grow, jitted_init
+from mmdfw._loop import Components, Until, capacity_for, grow, first_state
 from mmdfw.embeddings._gaussian import gaussian_approximation
 from mmdfw.kernels._kernel import IMQ, RBF
 from mmdfw.kernels._lengthscale import median_lengthscale
@@ -113,7 +113,7 @@ def by_stein_points(key: jax.Array, case: Case, num: int, effort: float) -> tupl
     oracle = GradientOracle(NearParticles(0.3), optax.adam(0.05), **walk)
     kernel = Stein(IMQ(width), case.score)
     parts = Components(kernel, SteinEmbedding(kernel), oracle, ConstantStep())
-    state = grow(key, parts, jitted_init(parts, case.starts[:1], capacity_for(num)), Until(num)).state
+    state = grow(key, parts, first_state(parts, case.starts[:1], capacity_for(num)), Until(num)).state
     return state.particles.position[:num], None, int(state.evaluations)
 
 

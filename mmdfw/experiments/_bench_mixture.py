@@ -15,7 +15,7 @@ import jax, jax.numpy as jnp, numpy as np, optax
 from mmdfw.embeddings._embedding import ExactRBF, ParticleEmbedding, exact_embedding
 from mmdfw.experiments._framework import Experiment, Findings, Part, Settings, Trial, timed
 from mmdfw._fit import fit
-from mmdfw._loop import capacity_for, jitted_init, jitted_next_step, jitted_room
+from mmdfw._loop import capacity_for, first_state, jitted_room, next_step
 from mmdfw._result import Result
 from mmdfw.kernels._kernel import RBF
 from mmdfw._mixture import GaussianMixture, eleven_gaussians
@@ -235,8 +235,8 @@ class StepTime(Part):
     def seconds(self, parts, n: int) -> float:
         "Median seconds of a step with n particles in place."
         places = jnp.asarray(np.asarray(parts.embedding.points)[:n])
-        state = jitted_init(parts, places, capacity_for(n + 1))
-        step = lambda i: timed(lambda: jitted_next_step(parts, jax.random.key(i), state, n + 1))[1]
+        state = first_state(parts, places, capacity_for(n + 1))
+        step = lambda i: timed(lambda: next_step(parts, jax.random.key(i), state, n + 1))[1]
         step(0)  # compiles
         return float(np.median([step(i + 1) for i in range(self.repeats)]))
 

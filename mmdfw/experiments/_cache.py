@@ -32,7 +32,7 @@ from mmdfw.oracles._lazy import LazyOracle
 from mmdfw.oracles._oracle import GradientOracle, NearParticles, Oracle, PriorStarts, pool_starts
 from mmdfw.plots import colors
 from mmdfw.steps._quadrature import Quadrature
-from mmdfw._refinement import jitted_weigh
+from mmdfw._refinement import weigh_now
 from mmdfw.steps._step import ConstantStep, LineSearch
 from mmdfw.samplers._svgd import SVGDResult, svgd
 
@@ -88,7 +88,7 @@ class Reweighed(Part):
             run = svgd_cache(trial)
             near, used = near_cloud(trial, run.positions)
             equal = jnp.full(len(run.positions), 1 / len(run.positions))
-            weighed = jitted_weigh(near.kernel, near, run.positions, Quadrature(), equal)
+            weighed = weigh_now(near.kernel, near, run.positions, Quadrature(), equal)
             return of_points(run, weighed.weights, trial.first, used)
 
 # %% ../../nbs/experiments/20_cache.ipynb #20e1c009

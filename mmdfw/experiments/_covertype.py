@@ -14,7 +14,7 @@ from mmdfw.data._split import split
 from mmdfw.experiments._framework import Experiment, Findings, Part, Settings, Trial, table_for, timed
 from mmdfw.experiments._race import SVGD, GrowthInSteps, Method, Race, best_of, curve_of, run_growth, speedups, stand
 from mmdfw.embeddings._embedding import SteinEmbedding
-from mmdfw._loop import Components, Until, Watch, capacity_for, grow, jitted_init
+from mmdfw._loop import Components, Until, Watch, capacity_for, grow, first_state
 from mmdfw.kernels._fourier import random_fourier
 from mmdfw.kernels._kernel import RBF
 from mmdfw.kernels._stein_kernel import Stein
@@ -91,7 +91,7 @@ class SteinPointsBySearch(Method):
         kernel = Stein(RBF(1.0), Score(target))
         oracle = MonteCarloOracle(((-1.0, 1.0),) * target.dimension, self.num_tries, 1, 1.0, greedy_value)
         parts = Components(kernel, SteinEmbedding(kernel), oracle, ConstantStep())
-        state = jitted_init(parts, first.positions, capacity_for(self.num_points))
+        state = first_state(parts, first.positions, capacity_for(self.num_points))
         look = lambda positions, weights: race.look(target.layout.unravel_all(positions), weights)
         grow(compile_key, parts, state, Until(2))
         watch = Watch(monitor=look, records=list(first.records[-1:]))

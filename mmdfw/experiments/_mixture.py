@@ -26,7 +26,7 @@ from mmdfw.embeddings._cloud import Cloud, importance_cloud
 from mmdfw.embeddings._embedding import ParticleEmbedding, exact_embedding, reference_embedding
 from mmdfw.experiments._framework import Experiment, Findings, Part, Settings, Trial
 from mmdfw._fit import default_kernel
-from mmdfw._loop import Components, Info, State, Until, Watch, capacity_for, grow, jitted_init
+from mmdfw._loop import Components, Info, State, Until, Watch, capacity_for, grow, first_state
 from mmdfw.kernels._kernel import RBF
 from mmdfw.kernels._lengthscale import ksd_lengthscale, median_lengthscale
 from mmdfw.oracles._oracle import GradientOracle, PriorStarts, pool_starts
@@ -101,7 +101,7 @@ class Grown(NamedTuple):
 
 def grow_from_middle(parts: Components, key: jax.Array, num: int, until: Until = None) -> Grown:
     "Growth from one particle at the middle mode to `num` particles, or as long as it is told."
-    state = jitted_init(parts, jnp.zeros((1, 2)), capacity_for(num))
+    state = first_state(parts, jnp.zeros((1, 2)), capacity_for(num))
     weights = [np.asarray(state.particles.weights)]
     watch = Watch(checkpoint=lambda parts, state: weights.append(np.asarray(state.particles.weights)))
     grown = grow(key, parts, state, until or Until(num), watch)
@@ -242,7 +242,7 @@ def grown_by_rule(
         grown = grow_from_middle(paper_parts(bandwidth, kind, num_steps), key, num)
         return grown.positions, grown.last_weights, [bandwidth]
     widths = []
-    state = jitted_init(paper_parts(1.0, kind, num_steps), jnp.zeros((1, 2)), capacity_for(num))
+    state = first_state(paper_parts(1.0, kind, num_steps), jnp.zeros((1, 2)), capacity_for(num))
     while (count := int(state.particles.count)) < num:
         widths.append(float(RULES[bandwidth](state.particles.position[:count])))
         parts = paper_parts(widths[-1], kind, num_steps)

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+import scipy.linalg
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float
 
@@ -121,18 +122,29 @@ def in_units(points: Float[Array, "*n d"], unit: Any) -> Float[Array, "*n d"]:
     "The coordinates of points in a unit of length: one number, (d,), or a lower-triangular (d, d) root."
     if jnp.ndim(unit) < 2:
         return points / unit
+    solve = scipy.linalg.solve_triangular if by_numpy(points, unit) else solve_triangular
     flat = points.reshape(-1, points.shape[-1])
-    return solve_triangular(unit, flat.T, lower=True).T.reshape(points.shape)
+    return solve(unit, flat.T, lower=True).T.reshape(points.shape)
 
 
 def from_units(coordinates: Float[Array, "*n d"], unit: Any) -> Float[Array, "*n d"]:
     "The points that have these coordinates in a unit of length, the inverse of `in_units`."
-    return unit * coordinates if jnp.ndim(unit) < 2 else jnp.matmul(coordinates, unit.T, precision="highest")
+    return unit * coordinates if jnp.ndim(unit) < 2 else _product(coordinates, unit.T)
 
 
 def slopes_in_units(slopes: Float[Array, "*n d"], unit: Any) -> Float[Array, "*n d"]:
     "Gradients with respect to points, turned into gradients with respect to their coordinates in a unit of length."
-    return slopes * unit if jnp.ndim(unit) < 2 else jnp.matmul(slopes, unit, precision="highest")
+    return slopes * unit if jnp.ndim(unit) < 2 else _product(slopes, unit)
+
+
+def by_numpy(*arrays) -> bool:
+    "Whether all are NumPy's: then nothing need be compiled."
+    return all(isinstance(array, np.ndarray) for array in arrays)
+
+
+def _product(one, other):
+    "A matrix product with all digits, by NumPy where both are NumPy's."
+    return one @ other if by_numpy(one, other) else jnp.matmul(one, other, precision="highest")
 
 # %% ../../nbs/theory/10_kernel.ipynb #d30e283b
 def check_unit(name: str, unit: Any) -> Any:  # -> unit

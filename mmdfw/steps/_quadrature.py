@@ -191,6 +191,13 @@ class Quadrature(StepRule):
             return sum_to_one_weights(factor, means, inside.astype(means.dtype))
         return simplex_weights(gram, means, factor, inside, start)
 
+# %% ../../nbs/theory/41_quadrature.ipynb #d151d6a0
+@jax.jit
+def jitted_reweigh(rule: StepRule, gram, means, factor, start, count) -> jax.Array:  # (capacity,)
+    "A rule's `reweigh` as a program of its own; rows from `count` on are not in use."
+    inside = jnp.arange(len(start)) < count
+    return rule.reweigh(gram, jnp.where(inside, means, 0.0), factor, inside, start).astype(start.dtype)
+
 # %% ../../nbs/theory/41_quadrature.ipynb #83e83e5d
 class InexactBQ(NamedTuple):
     "Theorem 1's quantities for weights made of an estimate of z."
