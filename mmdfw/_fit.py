@@ -10,7 +10,7 @@ import time
 from dataclasses import replace
 from typing import Callable, NamedTuple
 import jax, jax.numpy as jnp, numpy as np
-from mmdfw._checks import check_choice, check_count, check_kind, check_positive, show_progress, split_keys
+from mmdfw._checks import check_choice, check_count, check_kind, check_positive, on_device, show_progress, split_keys
 from mmdfw._ladder import Budget, Stand, climb_ladder, try_chains, try_cloud
 from mmdfw._loop import Components, Until, as_history, capacity_for, grow, first_state
 from mmdfw._result import Result, Run, check_gap, finish, watch_for
@@ -285,7 +285,7 @@ def fit(
     state = first_state(
         parts, first_position(setting, paths, target.dtype)[None], capacity_for(1, oracle.smallest_capacity)
     )
-    state = state._replace(rejected=np.int32(int(state.rejected) + setting.rejected))
+    state = state._replace(rejected=on_device(np.int32(int(state.rejected) + setting.rejected)))
     growth = grow(grow_key, parts, state, Until(num_particles, gap_tolerance), watch_for(target, progress))
     return finish(growth, as_history(growth.infos, run.evaluations), target, run, (), progress)
 

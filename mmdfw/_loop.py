@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, Iterator, NamedTuple
 import jax, jax.numpy as jnp, numpy as np
 from tqdm import tqdm
-from mmdfw._checks import GrowthStopped, check_count, check_positive, warn_user
+from mmdfw._checks import GrowthStopped, check_count, check_positive, on_device, warn_user
 from mmdfw.embeddings._embedding import Embedding, Particles
 from mmdfw.kernels._kernel import Kernel
 from mmdfw.kernels._stein_kernel import Scored
@@ -517,7 +517,7 @@ def first_state(parts: Components, positions: jax.Array, capacity: int) -> State
     unknown, values = np.full((), np.nan, points.dtype), np.zeros(len(points), points.dtype)
     answer = Proposal(points, values, np.ones(len(points), bool), unknown, nothing, nothing, memory)
     state, _ = accept_now(parts, state, answer, 2**31 - 1)
-    return state._replace(calls=np.full((), len(points), np.int32))
+    return state._replace(calls=on_device(np.int32(len(points))))
 
 # %% ../nbs/theory/50_loop.ipynb #a43f3810
 def grow(

@@ -97,7 +97,7 @@ class Weigher(NamedTuple):
 
     def weigh(self, positions: np.ndarray, start: np.ndarray) -> Weighed:
         "`weigh` by programs that other numbers of particles and the growth run too; arrays of a capacity."
-        n, capacity = len(positions), capacity_for(len(positions))
+        n, capacity = np.int32(len(positions)), capacity_for(len(positions))
         start = np.pad(np.asarray(start), (0, capacity - len(start)))
         measured = jitted_measure(self.kernel, self.embedding, self.padded(positions), n, capacity)
         gram, factor, means = measured

@@ -158,13 +158,13 @@ def finish(
     n = int(state.particles.count)
     positions, weights = _particles_in_use(state, n)
     value = history.discrepancy[-1] if len(history.count) else jitted_discrepancy(parts, state)
-    aim, refinement = Aim(parts.kernel, parts.embedding, parts.step_rule), None
+    aim, refinement, peak = Aim(parts.kernel, parts.embedding, parts.step_rule), None, None
     if run.refine and parts.embedding.has_values and not growth.interrupted:
         aim = Aim(*with_summaries(parts.kernel, parts.embedding), parts.step_rule)
         refinement = run_refinement(aim, positions, weights, run.max_refinement_steps, progress)
     if refinement is not None:
         positions, weights = into_box(aim, run.box, refinement.positions, refinement.weighed.weights)
-        value = _mmd2(parts, positions, weights)
+        value, peak = _mmd2_and_peak(parts, positions, weights)
     if settle is not None:
         positions, weights, value = settle(aim, positions, weights, value)
     support = Supported(positions, weights, False, 0)
@@ -172,12 +172,12 @@ def finish(
         support = into_support(run.key, parts, aim, target, positions, weights)
         weights = support.weights
     if support.moved and parts.embedding.has_values:
-        value = _mmd2(parts, support.positions, support.weights)
+        value, peak = _mmd2_and_peak(parts, support.positions, support.weights)
     passes = (refinement.passes + 1 if refinement else 0) + 2 * support.moved
     used = run.evaluations + int(state.evaluations) + support.evaluations
     used += 2 * passes * n * parts.kernel.evaluations_per_point
     particles = target.layout.unravel_all(support.positions)
-    findings = judge(parts, support.positions, support.weights, float(value), support.scores)
+    findings = judge(parts, support.positions, support.weights, float(value), support.scores, peak)
     result = Result(
         particles,
         support.weights,
@@ -203,14 +203,15 @@ def _particles_in_use(state: State, n: int) -> tuple:  # -> positions, weights
     return tuple(on_device(np.asarray(array)[:n]) for array in (state.particles.position, state.particles.weights))
 
 
-def _own_mmd2(parts: Components, positions: jax.Array, weights: jax.Array) -> jax.Array:
-    "MMD^2 by the embedding."
+@jax.jit
+def _mmd2_and_peak(parts: Components, positions: jax.Array, weights: jax.Array) -> tuple:  # -> two numbers
+    "MMD^2 by the embedding, and the mean of k(x, x)."
     gram = parts.kernel.gram(*2 * (parts.kernel.features(positions),))
-    return mmd2_from_parts(weights, gram, parts.embedding.mean(positions, None), parts.embedding.double_integral)
+    means = parts.embedding.mean(positions, None)
+    return mmd2_from_parts(weights, gram, means, parts.embedding.double_integral), jnp.mean(jnp.diagonal(gram))
 
 
-_mmd2 = jax.jit(_own_mmd2)
-_peaks = jax.jit(lambda kernel, points: kernel.diagonal(kernel.features(points)))
+_mean_peak = jax.jit(lambda kernel, points: jnp.mean(kernel.diagonal(kernel.features(points))))
 
 
 class Aim(NamedTuple):
@@ -293,12 +294,19 @@ def into_box(aim: Aim, box: Any, positions: jax.Array, weights: jax.Array) -> tu
     return inside, weigh_now(aim.kernel, aim.embedding, inside, aim.step_rule, weights).weights
 
 # %% ../nbs/library/79_result.ipynb #51d3e26d
-def judge(parts: Components, positions: jax.Array, weights: jax.Array, mmd2: float, scores: Any = None) -> tuple:
+def judge(
+    parts: Components,
+    positions: jax.Array,
+    weights: jax.Array,
+    mmd2: float,
+    scores: Any = None,  # (n, d), at the particles
+    peak: Any = None,  # mean of k(x, x) over the particles, where it is known
+) -> tuple:  # of findings
     "How particles compare with what stands for the target, and with the target itself where scores are at hand."
     embedding, found = parts.embedding, []
     if embedding.has_values and not parts.kernel.zero_mean:
-        peaks = np.asarray(_peaks(parts.kernel, positions), float)
-        draw = float(np.mean(peaks)) - float(embedding.double_integral)
+        peak = _mean_peak(parts.kernel, positions) if peak is None else peak
+        draw = float(peak) - float(embedding.double_integral)
         found.append(mmd_finding(mmd2, float(embedding.error2), draw, len(weights)))
     reference = embedding.reference
     if reference is None:

@@ -181,7 +181,7 @@ def find_paths(
     starts = np.asarray(starts, float)
     ways = [path_from(rng, target, start, starts[0], max_steps) for start in starts]
     paths = [path for path, _, _ in ways if path is not None]
-    position = Target(target.function, target.layout, jnp.asarray(starts[0], target.dtype))
+    position = Target(target.function, target.layout, np.asarray(starts[0], target.dtype))
     if not paths or ways[0][0] is None and log_densities(position, position.start[None])[0] == np.inf:
         check_start(position)  # says what is wrong there
     noise = lambda: rng.normal(size=(num_draws, starts.shape[1]))

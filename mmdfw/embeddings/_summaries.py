@@ -50,26 +50,32 @@ class Readings(NamedTuple):
     second: np.ndarray  # (d, d), or (d,)
     waves: np.ndarray  # (w,)
     spreads: np.ndarray  # (3,): of each kind, how far a draw is from the mean
+    peak: float  # the mean of k(x, x)
 
 
-_jitted_read = jax.jit(lambda summaries, points: summaries.read(points))
+@jax.jit
+def _jitted_read(summaries: Summaries, kernel: Kernel, points: jax.Array) -> tuple:
+    "What is read at points, and k(x, x) there."
+    return *summaries.read(points), kernel.diagonal(kernel.features(points))
 
 
-def read_off(summaries: Summaries, reference: ReferenceSet, entries: int = 2**24) -> Readings:
+def read_off(summaries: Summaries, kernel: Kernel, reference: ReferenceSet, entries: int = 2**24) -> Readings:
     "Weighted means of everything that is read, some points at a time."
     w = np.asarray(reference.weights, float)
     full = np.ndim(summaries.root) == 2
     size = max(1, entries // (2 * len(FREQUENCIES) * summaries.axes.shape[1]))
-    first, second, waves, fourth = 0.0, 0.0, 0.0, 0.0
+    first, second, waves, fourth, peak = 0.0, 0.0, 0.0, 0.0, 0.0
     for start in range(0, len(w), size):
         some = slice(start, start + size)
-        u, wave = (np.asarray(part, float) for part in _jitted_read(summaries, reference.points[some]))
+        seen = _jitted_read(summaries, kernel, reference.points[some])
+        u, wave, peaks = (np.asarray(part, float) for part in seen)
+        peak += w[some] @ peaks
         first, waves = first + w[some] @ u, waves + w[some] @ wave
         second = second + (u.T @ (u * w[some, None]) if full else w[some] @ u**2)
         fourth = fourth + w[some] @ (np.sum(u**2, 1) ** 2 if full else np.sum(u**4, 1))
     total = np.trace(second) if full else np.sum(second)
     draws = np.array([total, fourth, np.sum(POWERS) * summaries.axes.shape[1]])
-    return Readings(first, second, waves, draws - [np.sum(part**2) for part in (first, second, waves)])
+    return Readings(first, second, waves, draws - [np.sum(part**2) for part in (first, second, waves)], float(peak))
 
 # %% ../../nbs/theory/27_summaries.ipynb #f8eda1dc
 @pytree_dataclass
@@ -133,9 +139,6 @@ def axes_of(reference: ReferenceSet, centre: np.ndarray) -> Float[np.ndarray, "d
     return scale[:, None] * np.concatenate([np.eye(len(sd)), axes[:, shared] / np.sqrt(values[shared])], 1)
 
 # %% ../../nbs/theory/27_summaries.ipynb #cb76d127
-_jitted_peaks = jax.jit(lambda kernel, points: kernel.diagonal(kernel.features(points)))
-
-
 def with_summaries(kernel: Kernel, embedding: Embedding) -> tuple[Kernel, Embedding]:
     "What refinement minimises: the kernel with summaries, where it wants them and a reference set is there."
     reference = embedding.reference
@@ -145,8 +148,8 @@ def with_summaries(kernel: Kernel, embedding: Embedding) -> tuple[Kernel, Embedd
     centre, dtype = weights @ points, reference.points.dtype
     cast = lambda *arrays: (on_device(array, dtype) for array in arrays)
     plain = Summaries(*cast(centre, metric_root(points, weights), axes_of(reference, centre), np.ones(3)))
-    first, second, waves, spreads = read_off(plain, reference)
-    draw = weights @ np.asarray(_jitted_peaks(kernel, reference.points), float) - float(embedding.double_integral)
+    first, second, waves, spreads, peak = read_off(plain, kernel, reference)
+    draw = peak - float(embedding.double_integral)
     shares = np.where(spreads > 1e-6, draw / np.maximum(spreads, 1e-6), 0.0)
     whole = WithSummaries(kernel, Summaries(plain.centre, plain.root, plain.axes, *cast(shares)))
     twice = float(embedding.double_integral) + shares @ [np.sum(part**2) for part in (first, second, waves)]

@@ -103,7 +103,13 @@ def by_fit(key: jax.Array, logdensity: Callable, dimension: int, quick: bool) ->
     result, seconds = timed(lambda: fit(key, logdensity, jnp.zeros(dimension), **small))
     verdict = getattr(result, "verdict", None)
     told = {"verdict": None if verdict is None else str(verdict), "embedding": result.embedding_name}
+    told["believed"] = [np.asarray(part, float).tolist() for part in result.expectation(with_squares)[:2]]
     return {"mmdfw": Ran(result.positions, result.weights, result.evaluations, seconds, told)}
+
+
+def with_squares(x: Any) -> jax.Array:  # (..., d) -> (..., 2 d)
+    "Coordinates and their squares: what a user would ask the expectation of."
+    return jnp.concatenate([jnp.asarray(x), jnp.asarray(x) ** 2], -1)
 
 
 def by_nuts(key: jax.Array, logdensity: Callable, dimension: int, quick: bool) -> dict:
@@ -222,8 +228,20 @@ class OnProblem(Part):
 
 def look(problem: str, ran: Ran) -> dict:
     "The judge's figures, and what a run took and told."
-    figures = judged(judge_of(problem), ran.positions, ran.weights, PROBLEMS[problem].has_moments)
-    return figures | {"seconds": ran.seconds, "target_evaluations": ran.evaluations} | ran.told
+    has_moments, told = PROBLEMS[problem].has_moments, dict(ran.told)
+    figures = judged(judge_of(problem), ran.positions, ran.weights, has_moments)
+    believed = told.pop("believed", None)
+    if believed is not None and has_moments:
+        told["within_2_sd"] = within_2_sd(PROBLEMS[problem].load().draws, *believed)
+    return figures | {"seconds": ran.seconds, "target_evaluations": ran.evaluations} | told
+
+
+def within_2_sd(draws: np.ndarray, mean: Any, sd: Any) -> float:
+    "The share of true means and mean squares within 2 sd of what a fit believes; the truth has an error of its own."
+    values = np.concatenate([draws, draws**2], 1).astype(float)
+    own = values.std(0) / np.sqrt(len(draws))
+    apart = np.abs(np.asarray(mean) - values.mean(0))
+    return float(np.mean(apart <= 2 * np.sqrt(np.asarray(sd) ** 2 + own**2)))
 
 
 def or_inf(value: float | None) -> float:
@@ -328,7 +346,14 @@ def medians(runs: list) -> dict:  # method -> figure -> median, None where it is
     farthest = max(map(share_of_draws, runs))
     found["mmdfw"]["verdicts"] = [run["mmdfw"].get("verdict") for run in runs]
     found["mmdfw"]["worst_over_draws"] = farthest if np.isfinite(farthest) else None
+    found["mmdfw"]["within_2_sd"] = mean_coverage(runs)
     return found
+
+
+def mean_coverage(runs: list) -> float | None:
+    "The share of truths within 2 sd, over the runs that have it."
+    shares = [run["mmdfw"]["within_2_sd"] for run in runs if "within_2_sd" in run["mmdfw"]]
+    return float(np.mean(shares)) if shares else None
 
 
 def crossed(each: dict) -> dict:  # verdict -> counts
@@ -355,6 +380,7 @@ def summarise_posteriors(found: Findings) -> dict:
         "goals_met": sum(goal["met"] for goal in goals),
         "goals": goals,
         "verdicts": crossed(each),
+        "within_2_sd": mean_coverage([run for name in each if name in POSTERIORS for run in each[name]]),
         "left_out": left_out,
         "svgd_settings": [f"rate {rate}, {steps} steps" for rate, steps in SVGD_SETTINGS],
         "runs": [{name: runs[i] for name, runs in each.items()} for i in range(len(found.trials))],
@@ -367,7 +393,7 @@ def rows_of(summary: dict) -> list:  # of cells
     for name, one in (summary["posteriors"] | summary["shapes"]).items():
         ours, show = one["mmdfw"], lambda value: "-" if value is None else f"{value:.2g}"
         mmd2 = [show(one[method]["mmd2"]) for method in LOOKS]
-        rest = [show(ours[figure]) for figure in ("mean_error", "sd_error", "seconds")]
+        rest = [show(ours[figure]) for figure in ("mean_error", "sd_error", "within_2_sd", "seconds")]
         verdicts = ", ".join(sorted({str(verdict) for verdict in ours["verdicts"]}))
         rows.append([name, one["dimension"], *mmd2, *rest, show(one["nuts"]["seconds"]), verdicts])
     return rows
@@ -388,7 +414,7 @@ LOOKS = {  # method -> colour, marker
     "nuts_all": (hues["olive"], "d"),
     "pathfinder": (hues["purple"], "s"),
 }
-HEAD = ("target", "d", *LOOKS, "mean error", "sd error", "seconds", "of NUTS", "verdicts")
+HEAD = ("target", "d", *LOOKS, "mean error", "sd error", "within 2 sd", "seconds", "of NUTS", "verdicts")
 
 # %% ../../nbs/experiments/08_bench_posteriors.ipynb #08a00028
 def plot_dots(summary: dict, figure: str, ax=None):
