@@ -8,7 +8,7 @@ __all__ = []
 # %% ../nbs/library/79_ladder.ipynb #1e72c882
 import time
 from typing import NamedTuple
-import jax, jax.numpy as jnp, numpy as np
+import jax, numpy as np
 from scipy.special import softmax
 from mmdfw._checks import on_device, split_keys
 from mmdfw._mixture import GaussianMixture

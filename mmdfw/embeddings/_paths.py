@@ -7,7 +7,7 @@ __all__ = []
 
 # %% ../../nbs/theory/24_paths.ipynb #b3cd4f9e
 from typing import Any, NamedTuple
-import jax, jax.numpy as jnp, numpy as np
+import jax, numpy as np
 from jaxtyping import Float
 from mmdfw._checks import check_count
 from mmdfw._target import Target, check_start, log_densities
