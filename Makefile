@@ -5,7 +5,8 @@ JOBS ?= 2
 BIN := $(CURDIR)/.venv/bin
 STAMP := .venv/.installed
 DOCS_STAMP := .venv/.docs-installed
-CPU := MPLBACKEND=agg JAX_PLATFORMS=$${JAX_PLATFORMS-cpu}
+# Two run at a time: threads of NumPy's and SciPy's small matrices would wait for each other.
+CPU := MPLBACKEND=agg OPENBLAS_NUM_THREADS=1 JAX_PLATFORMS=$${JAX_PLATFORMS-cpu}
 # Compilation is most of what notebooks and tests do, of programs that run once. So each finds what another has
 # compiled, and the compiler optimises little; tests/test_compiler.py asks for the optimised programs users run.
 COMPILED := JAX_COMPILATION_CACHE_DIR=$(CURDIR)/.jax_cache JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1 \

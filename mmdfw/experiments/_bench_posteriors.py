@@ -174,6 +174,7 @@ def child(asked: str, path: str):
 def environment_of(quick: bool) -> dict:
     "The environment of a child: nothing is compiled before, but for the quick form."
     plain = {name: value for name, value in os.environ.items() if name not in WARM}
+    plain |= {"OPENBLAS_NUM_THREADS": "1"}  # two run at once, and small matrices need no threads
     cache = jax.config.jax_compilation_cache_dir
     kept = {"JAX_COMPILATION_CACHE_DIR": cache, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"} if cache else {}
     return plain | ({"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"} | kept if quick else {})
