@@ -35,10 +35,15 @@ class Layout:
         return sum(self.sizes)
 
     @property
+    def paths(self) -> list:
+        "What leads to each leaf, such as `net.bias`; empty where the pytree is one array."
+        leaves = jax.tree_util.tree_leaves_with_path(jax.tree.unflatten(self.structure, self.shapes), is_leaf=_is_shape)
+        return [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves]
+
+    @property
     def names(self) -> tuple:
         "What each number is called: the path to its leaf, and its place there."
-        paths = jax.tree_util.tree_leaves_with_path(jax.tree.unflatten(self.structure, self.shapes), is_leaf=_is_shape)
-        called = [(jax.tree_util.keystr(path, simple=True, separator=".") or "x", shape) for path, shape in paths]
+        called = [(path or "x", shape) for path, shape in zip(self.paths, self.shapes)]
         return tuple(name + (str(list(at)) if at else "") for name, shape in called for at in np.ndindex(shape))
 
     def unravel(self, x):
@@ -91,7 +96,7 @@ def ravel(position) -> jax.Array:  # (d,)
 
 # %% ../nbs/core/03_target.ipynb #e688b761
 def flatten_particles(name: str, particles) -> tuple:  # -> (n, d), the Layout of one particle
-    "An (n, d) array, or a pytree whose leaves share a leading axis as such an array; checked."
+    "Particles as an (n, d) array, from such an array or from a pytree whose leaves share a leading axis; checked."
     if jax.tree_util.all_leaves([particles]):
         points = check_points(name, particles)
         return points, layout_of(points[0])
@@ -262,9 +267,9 @@ def _with_slope(program: Program, leaves: list) -> jax.Array:
 def traced(
     function: Callable,
     *examples: Any,  # arguments of the right form; their numbers do not matter
-    differentiable: bool = False,  # take its slope with respect to the first argument along
+    differentiable: bool = False,  # trace its slope with respect to the first argument, too
 ) -> Program:
-    "A function as a `Program`."
+    "A function as a `Program`: traced, with its arrays lifted out."
     both = jax.value_and_grad(function) if differentiable else function
     closed, shape = jax.make_jaxpr(both, return_shape=True)(*examples)
     flat = lambda *leaves: write_out(closed.jaxpr, closed.consts, *leaves)
@@ -279,7 +284,7 @@ def as_pytree_function(function: Callable) -> Callable:
 
 
 def same_function(one: Callable, other: Callable) -> bool:
-    "Whether two fields made by `as_pytree_function` are the same function; where they hold data, only if identical."
+    "Whether two fields made by `as_pytree_function` are the same function; those that hold data must be one object."
     if one is other:
         return True
     no_data = not jax.tree.leaves((one, other))
@@ -367,6 +372,54 @@ def in_batches(compiled: Callable, target: Target, points: jax.Array) -> Any:  #
     parts = [compiled(target, padded[first : first + size]) for first in range(0, len(padded), size)]
     return jax.tree.map(lambda *each: on_device(np.concatenate(each)[: len(rows)]), *parts)
 
+# %% ../nbs/core/03_target.ipynb #bdc40fcd
+WRITTEN_IN_NUMPY = (
+    "logdensity_fn must be written with jax.numpy, so that JAX can take its gradient and compile it: "
+    "no NumPy or SciPy functions, no float(), no `if` on values (use jnp.where)"
+)
+
+
+def as_density(function: Callable, layout: Layout, *more: Any) -> Density:
+    "A user's function as a density; `more` is an example of a key, where it takes one besides a position."
+    check_takes(function, *more)
+    example = jax.tree.unflatten(layout.structure, list(map(jax.ShapeDtypeStruct, layout.shapes, layout.dtypes)))
+    try:
+        check_result(jax.eval_shape(function, example, *more))
+        if jax.tree_util.all_leaves([function]):
+            return traced(function, example, *more, differentiable=True)
+    except (jax.errors.JAXTypeError, jax.errors.JAXIndexError) as problem:
+        raise ValueError(f"{WRITTEN_IN_NUMPY}. JAX says: {str(problem).splitlines()[0]}") from None
+    except KeyError as problem:  # perhaps of a dictionary of the user's own, so the traceback stays
+        has = ", ".join(filter(None, layout.paths))
+        has = f"the keys {has}" if has else "no keys"
+        raise ValueError(f"logdensity_fn raised KeyError: {problem}; the position has {has}") from problem
+    return function if isinstance(function, Density) else Given(function)
+
+
+def check_takes(function: Callable, *more: Any):
+    "A function of one position, and of a key where there is one."
+    if not callable(function):
+        raise ValueError(f"logdensity_fn must be a function, got {function!r}")
+    wanted = "one position and a key" if more else "one position, and a key only for minibatches"
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # compiled code has none
+        return
+    try:
+        signature.bind("position", *more)
+    except TypeError:
+        raise ValueError(f"logdensity_fn must take {wanted}; yours takes {signature}") from None
+
+
+def check_result(value):
+    "A log density gives one real number."
+    if not jax.tree_util.all_leaves([value]) or not hasattr(value, "shape"):
+        raise ValueError(f"logdensity_fn must return a scalar, got {value!r}")
+    if value.shape != ():
+        raise ValueError(f"logdensity_fn must return a scalar, got an array of shape {value.shape}")
+    if not jnp.issubdtype(value.dtype, jnp.floating):
+        raise ValueError(f"logdensity_fn must return a floating point number, got dtype {value.dtype}")
+
 # %% ../nbs/core/03_target.ipynb #038104e2
 @singledispatch
 def as_target(
@@ -398,50 +451,6 @@ def _(thing: Target, position=None) -> Target:
     if not is_vector and layout_of(position) != thing.layout:
         raise ValueError(f"position has the unknowns {layout_of(position).names}, the target has {thing.names}")
     return Target(thing.function, thing.layout, ravel(position))
-
-# %% ../nbs/core/03_target.ipynb #bdc40fcd
-WRITTEN_IN_NUMPY = (
-    "logdensity_fn must be written with jax.numpy, so that JAX can take its gradient and compile it: "
-    "no NumPy or SciPy functions, no float(), no `if` on values (use jnp.where)"
-)
-
-
-def as_density(function: Callable, layout: Layout, *more: Any) -> Density:
-    "A user's function as a density; `more` is an example of a key, where it takes one besides a position."
-    check_takes(function, *more)
-    example = jax.tree.unflatten(layout.structure, list(map(jax.ShapeDtypeStruct, layout.shapes, layout.dtypes)))
-    try:
-        check_result(jax.eval_shape(function, example, *more))
-        if jax.tree_util.all_leaves([function]):
-            return traced(function, example, *more, differentiable=True)
-    except (jax.errors.JAXTypeError, jax.errors.JAXIndexError) as problem:
-        raise ValueError(f"{WRITTEN_IN_NUMPY}. JAX says: {str(problem).splitlines()[0]}") from None
-    return function if isinstance(function, Density) else Given(function)
-
-
-def check_takes(function: Callable, *more: Any):
-    "A function of one position, and of a key where there is one."
-    if not callable(function):
-        raise ValueError(f"logdensity_fn must be a function, got {function!r}")
-    wanted = "one position and a key" if more else "one position, and a key only for minibatches"
-    try:
-        signature = inspect.signature(function)
-    except ValueError:  # compiled code has none
-        return
-    try:
-        signature.bind("position", *more)
-    except TypeError:
-        raise ValueError(f"logdensity_fn must take {wanted}; yours takes {signature}") from None
-
-
-def check_result(value):
-    "A log density gives one real number."
-    if not jax.tree_util.all_leaves([value]) or not hasattr(value, "shape"):
-        raise ValueError(f"logdensity_fn must return a scalar, got {value!r}")
-    if value.shape != ():
-        raise ValueError(f"logdensity_fn must return a scalar, got an array of shape {value.shape}")
-    if not jnp.issubdtype(value.dtype, jnp.floating):
-        raise ValueError(f"logdensity_fn must return a floating point number, got dtype {value.dtype}")
 
 # %% ../nbs/core/03_target.ipynb #47b23c92
 def check_key(key) -> jax.Array:

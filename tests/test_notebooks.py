@@ -227,7 +227,6 @@ def idle_and_long(code_cells) -> tuple:
 
 
 KNOWN_PACE = {
-    "core/03_target": (3, 2),
     "interface/30_cli": (7, 1),
     "library/70_model": (1, 0),
     "library/77_chains": (2, 0),
