@@ -236,7 +236,6 @@ KNOWN_PACE = {
     "library/79_result": (2, 1),
     "library/80_fit": (1, 1),
     "theory/21_embedding": (1, 0),
-    "theory/30_oracle": (4, 0),
     "theory/50_loop": (3, 0),
     "theory/52_refinement": (1, 1),
     "theory/60_cache": (1, 0),

@@ -60,9 +60,7 @@ class Proposal(NamedTuple):
     evaluations: jax.Array  # target evaluations taken
     rejected: jax.Array  # starts, or grid nodes, given up for non-finite values
     memory: Any = None  # what to remember until the next call
-    again: Any = (
-        None  # number of the particle to move to instead of a new point, -1 for none; None: there are always new points
-    )
+    again: Any = None  # the particle to move to instead of a new point, -1 for none; None: there are always new points
 
 
 class Oracle:
@@ -310,6 +308,18 @@ def pool_starts(
     points = check_points("points", points)
     return PoolStarts(points, *jax.jit(lambda x: (kernel.features(x), embedding.mean(x, None)))(points))
 
+# %% ../../nbs/theory/30_oracle.ipynb #6e7919fb
+def crowding(problem: Problem, batch: jax.Array) -> jax.Array:  # (B, d) -> scalar
+    "What B points chosen together cost each other: sum_{b<c} k(x_b, x_c) / (n + B)."
+    features = problem.kernel.features(batch)
+    pairs = jnp.sum(jnp.triu(problem.kernel.gram(features, features), 1))
+    return pairs / (problem.particles.count + len(batch)).astype(batch.dtype)
+
+
+def crowding_gradient(problem: Problem, batch: jax.Array) -> jax.Array:  # (B, d) -> (B, d)
+    "Gradient of the crowding cost."
+    return jax.grad(lambda x: crowding(problem, x))(batch)
+
 # %% ../../nbs/theory/30_oracle.ipynb #3b0633a5
 ADAM = saveable(optax.adam(0.1), "adam(0.1)")
 
@@ -343,18 +353,6 @@ class GradientOracle(Oracle):
         first = first.reshape(self.num_starts, self.particles_per_step, d)
         last, sound = walk(self, problem, first)
         return choose(self, problem, jnp.concatenate([last, first]), jnp.concatenate([sound, sound]))
-
-# %% ../../nbs/theory/30_oracle.ipynb #6e7919fb
-def crowding(problem: Problem, batch: jax.Array) -> jax.Array:  # (B, d) -> scalar
-    "What B points chosen together cost each other: sum_{b<c} k(x_b, x_c) / (n + B)."
-    features = problem.kernel.features(batch)
-    pairs = jnp.sum(jnp.triu(problem.kernel.gram(features, features), 1))
-    return pairs / (problem.particles.count + len(batch)).astype(batch.dtype)
-
-
-def crowding_gradient(problem: Problem, batch: jax.Array) -> jax.Array:  # (B, d) -> (B, d)
-    "Gradient of the crowding cost."
-    return jax.grad(lambda x: crowding(problem, x))(batch)
 
 # %% ../../nbs/theory/30_oracle.ipynb #42ef8930
 def walk(oracle: GradientOracle, problem: Problem, first: jax.Array) -> tuple:  # (S, B, d) -> (S, B, d), (S,) bool
