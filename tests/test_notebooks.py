@@ -238,7 +238,6 @@ KNOWN_PACE = {
     "theory/21_embedding": (1, 0),
     "theory/50_loop": (3, 0),
     "theory/52_refinement": (1, 1),
-    "theory/60_cache": (1, 0),
 }
 
 

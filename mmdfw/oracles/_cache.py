@@ -66,6 +66,27 @@ def as_counts(answer: Proposal, memory: Any) -> Proposal:
     whole = lambda number: jnp.asarray(number).astype(jnp.int32)
     return answer._replace(evaluations=whole(answer.evaluations), rejected=whole(answer.rejected), memory=memory)
 
+# %% ../../nbs/theory/60_cache.ipynb #60a1c011
+def cached_oracle(
+    embedding: Embedding,
+    kernel: Kernel,
+    points,  # (m, d): SVGD's particles
+    oracle: GradientOracle,  # how to walk, one point a call
+    by: str = "value",  # or "gradient", the only way where mu_p has no values
+) -> CachedOracle:
+    "An oracle that starts from each of the given points once."
+    check_choice("by", by, ("value", "gradient"))
+    if not isinstance(oracle, GradientOracle) or oracle.particles_per_step != 1:
+        given = f"{type(oracle).__name__} of particles_per_step {getattr(oracle, 'particles_per_step', None)}"
+        raise ValueError(f"oracle must be a GradientOracle of particles_per_step 1, got {given}")
+    if embedding.has_values:
+        return CachedOracle(pool_starts(embedding, kernel, points), oracle, by)
+    if by == "value":
+        raise ValueError(f"{type(embedding).__name__} estimates slopes of mu_p, not values: give by='gradient'")
+    points = check_points("points", points)
+    no_means = jnp.zeros(len(points), points.dtype)
+    return CachedOracle(PoolStarts(points, jax.jit(kernel.features)(points), no_means), oracle, by)
+
 # %% ../../nbs/theory/60_cache.ipynb #60a1c010
 def from_cache(oracle: CachedOracle, problem: Problem, left: jax.Array) -> Proposal:
     "A walk from the best point that is left; where it meets non-finite values, the point itself."
@@ -87,24 +108,3 @@ def cache_ranks(oracle: CachedOracle, problem: Problem) -> tuple:  # -> (m,) the
     slope = objective_gradient(objective, problem, points)
     each = problem.embedding.evaluations_per_gradient + 2 * problem.kernel.evaluations_per_point
     return jnp.sum(slope**2, 1), len(points) * each
-
-# %% ../../nbs/theory/60_cache.ipynb #60a1c011
-def cached_oracle(
-    embedding: Embedding,
-    kernel: Kernel,
-    points,  # (m, d): SVGD's particles
-    oracle: GradientOracle,  # how to walk, one point a call
-    by: str = "value",  # or "gradient", the only way where mu_p has no values
-) -> CachedOracle:
-    "An oracle that starts from each of the given points once."
-    check_choice("by", by, ("value", "gradient"))
-    if not isinstance(oracle, GradientOracle) or oracle.particles_per_step != 1:
-        given = f"{type(oracle).__name__} of particles_per_step {getattr(oracle, 'particles_per_step', None)}"
-        raise ValueError(f"oracle must be a GradientOracle of particles_per_step 1, got {given}")
-    if embedding.has_values:
-        return CachedOracle(pool_starts(embedding, kernel, points), oracle, by)
-    if by == "value":
-        raise ValueError(f"{type(embedding).__name__} estimates slopes of mu_p, not values: give by='gradient'")
-    points = check_points("points", points)
-    no_means = jnp.zeros(len(points), points.dtype)
-    return CachedOracle(PoolStarts(points, jax.jit(kernel.features)(points), no_means), oracle, by)
