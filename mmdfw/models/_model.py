@@ -79,7 +79,7 @@ def chunk_sum(
     y: Float[Array, "chunks size"],
     mask: Float[Array, "chunks size"],  # 1 for rows, 0 for padding
 ) -> Float[Array, ""]:
-    "Log likelihoods of all chunks, added up; the backward pass remembers one chunk at a time."
+    "The sum of the log likelihoods of all chunks; the backward pass remembers one chunk at a time."
 
     @jax.checkpoint
     def one(p, rows):
@@ -91,9 +91,9 @@ def chunk_sum(
 def check_data(
     x,
     y,
-    model: Model | None = None,  # whose targets y are, where it is known
+    model: Model | None = None,  # the model whose targets y are, if it is known
 ) -> tuple[Float[np.ndarray, "rows d"], Float[np.ndarray, " rows"]]:  # of JAX's default floating type
-    "Finite numbers, as many targets as rows, at least one of each, and such as the model takes."
+    "Rows and targets as arrays: finite numbers, one target for each row, and such as the model takes; else an error."
     x, y = np.asarray(x), np.asarray(y)
     if x.ndim != 2 or 0 in x.shape:
         raise ValueError(f"x must be (rows, columns) with at least one of each, got shape {x.shape}")
@@ -204,7 +204,7 @@ def posterior(
 
 
 def check_model(target: Posterior):
-    "The model takes rows like these; tried on shapes alone."
+    "Try the model on rows of this shape, and say so where it cannot take them; nothing is computed."
     try:
         jax.eval_shape(lambda key: target(target.model.sample_prior(key)), jax.random.key(0))
     except TypeError as problem:
@@ -223,13 +223,15 @@ def draw_rows(
 
 # %% ../../nbs/library/70_model.ipynb #6b72a6ee
 @as_target.register
-def _(thing: Posterior, position=None) -> Target:
+def posterior_as_target(thing: Posterior, position=None) -> Target:
+    "A posterior as a target, whose unknowns are the model's parameters."
     layout = layout_of(jax.eval_shape(thing.model.sample_prior, jax.random.key(0)))
     return as_target(Target(thing, layout), position)
 
 
 @as_target.register
-def _(thing: Model, x, y, **options: Any) -> Target:
+def model_as_target(thing: Model, x, y, **options: Any) -> Target:
+    "A model with its rows as a target; options are those of `posterior`."
     return as_target(posterior(thing, x, y, **options))
 
 # %% ../../nbs/library/70_model.ipynb #fd76fe99
