@@ -231,7 +231,6 @@ KNOWN_PACE = {
     "library/77_chains": (2, 0),
     "library/78_pooled": (1, 0),
     "library/79_ladder": (0, 1),
-    "library/73_bnn": (1, 0),
     "library/79_result": (2, 1),
     "library/80_fit": (1, 1),
     "theory/21_embedding": (1, 0),

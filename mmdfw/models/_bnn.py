@@ -49,7 +49,7 @@ class BNN(Model):
 
     make: Callable  # rngs -> module
     graph: Any  # nnx.GraphDef
-    rest: Any = field(compare=False)  # state that is no parameter, such as random streams: kept, and set by `make`
+    rest: Any = field(compare=False)  # state that is not a parameter, such as random streams: as `make` sets it
     shape: float = 1.0  # of the Gamma priors of both precisions
     rate: float = 0.1
 
@@ -153,7 +153,7 @@ def predict_bnn(
 
 # %% ../../nbs/library/73_bnn.ipynb #586a833f
 def doubt_flatness(predictive: GaussianPredictive) -> str:
-    "A sentence if all rows, their target standardised, get the same prediction; else nothing."
+    "A sentence if all rows get the same prediction, on the scale of a standardised target; else nothing."
     if len(predictive.mean) < 2 or float(jnp.std(predictive.mean)) >= 1e-3:
         return ""
     return (
