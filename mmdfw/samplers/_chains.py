@@ -86,7 +86,7 @@ def scale_reduction(draws: Float[np.ndarray, "chains draws d"]) -> Float[np.ndar
 
 # %% ../../nbs/library/77_chains.ipynb #d1a90005
 def autocorrelations(draws: Float[np.ndarray, "chains draws d"]) -> Float[np.ndarray, "draws d"]:
-    "Correlation of draws that are 0, 1, 2, ... apart; what sets chains apart counts at every distance."
+    "The correlation of draws that are 0, 1, 2, ... apart; differences between chains count at every distance."
     chains, n, _ = draws.shape
     length = next_fast_len(2 * n, real=True)
     power = np.abs(rfft(draws - draws.mean(1, keepdims=True), length, axis=1)) ** 2
