@@ -228,7 +228,6 @@ def idle_and_long(code_cells) -> tuple:
 
 KNOWN_PACE = {
     "interface/30_cli": (7, 1),
-    "library/78_pooled": (1, 0),
     "library/79_ladder": (0, 1),
     "library/79_result": (2, 1),
     "library/80_fit": (1, 1),
