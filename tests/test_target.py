@@ -104,6 +104,21 @@ def test_a_density_in_numpy_is_named(call):
             run(f)
 
 
+def test_a_name_that_the_position_lacks_is_named():
+    "The keys that there are, from every call that takes a density; the user's own line stays in the traceback."
+    wrong = lambda p: -(p["a"] ** 2) - jnp.sum(p["inner"]["slope"] ** 2)
+    position = {"level": jnp.zeros(()), "inner": {"slope": jnp.zeros(2)}}
+    calls = (
+        lambda: mmdfw.fit(jax.random.key(0), wrong, position),
+        lambda: mmdfw.nuts(jax.random.key(0), wrong, position),
+        lambda: mmdfw.svgd(wrong, jax.tree.map(lambda leaf: jnp.stack([leaf, leaf + 1]), position)),
+    )
+    for call in calls:
+        with pytest.raises(ValueError, match="KeyError: 'a'; the position has the keys inner.slope, level") as told:
+            call()
+        assert isinstance(told.value.__cause__, KeyError)
+
+
 @pytest.mark.parametrize("key", (0, None, 1.5, np.random.default_rng(0), jnp.zeros(2)), ids=repr)
 def test_what_is_not_a_key_is_named(key):
     f = lambda x: -x @ x
