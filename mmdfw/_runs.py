@@ -6,6 +6,7 @@
 __all__ = []
 
 # %% ../nbs/library/86_runs.ipynb #17112c9c
+import tempfile
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
 import jax, jax.numpy as jnp, numpy as np
@@ -83,10 +84,34 @@ def make_monitor(model: Model, data: Split) -> Callable:  # particles, weights -
 
     return look
 
+# %% ../nbs/library/86_runs.ipynb #e8ea87e3
+SUFFIXES = ".npz", ".json", ".png"
+
+
+def run_files(name) -> list[Path]:  # .npz, .json, .png
+    "The three files of a run, from the name that they share or from the name of one of them."
+    path = Path(name)
+    if path.name in ("", ".."):
+        raise ValueError(f"a run needs a name for its files, such as runs/naval, got {str(name)!r}")
+    stem = path.stem if path.suffix in SUFFIXES else path.name
+    return [path.with_name(stem + suffix) for suffix in SUFFIXES]
+
+
+def check_writable(files: list[Path]):
+    "Raise an OSError now where files of one folder could not be written later; the folder is made."
+    folder = files[0].parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as problem:
+        raise OSError(f"cannot write into {folder}: {problem.strerror}") from None
+    if taken := [str(path) for path in files if path.is_dir()]:
+        raise OSError(f"cannot write {taken[0]}: it is a folder")
+
 # %% ../nbs/library/86_runs.ipynb #963b5316
 def write_run(loaded: Loaded, result: Result, out) -> dict:
     "Particles as .npz, metrics as .json, a figure as .png."
-    out = Path(out).with_suffix(".npz")
+    files = run_files(out)
     model, data = loaded.model, loaded.data
     predictive = result.predict(data.x_test)
     y = jnp.asarray(data.y_test, dtype=float)
@@ -108,10 +133,10 @@ def write_run(loaded: Loaded, result: Result, out) -> dict:
         "job": loaded.job._asdict(),
         "versions": versions(),
     }
-    result.save(out, notes={"job": loaded.job._asdict()})
-    write_json(out.with_suffix(".json"), report)
-    draw_run(loaded, result, predictive, y, out.with_suffix(".png"))
-    return report | {"files": [str(out.with_suffix(s)) for s in (".npz", ".json", ".png")]}
+    result.save(files[0], notes={"job": loaded.job._asdict()})
+    write_json(files[1], report)
+    draw_run(loaded, result, predictive, y, files[2])
+    return report | {"files": list(map(str, files))}
 
 
 def draw_run(loaded: Loaded, result: Result, predictive, y: jax.Array, path: Path):
@@ -134,13 +159,14 @@ def draw_run(loaded: Loaded, result: Result, predictive, y: jax.Array, path: Pat
 # %% ../nbs/library/86_runs.ipynb #43a4ab17
 def run_fit(
     job: Job,
-    out,  # file.npz; file.json and file.png stand beside it
+    out,  # what the three files are called, as in `run_files`
     num_particles: int = 20,
     progress=None,
     **settings: Any,  # for `fit_model`: first_steps, later_steps, ...
 ) -> dict:
     "Fit a table and write particles, metrics and a figure."
     loaded = load_job(job)
+    check_writable(run_files(out))
     x, y = loaded.data.x, loaded.data.y
     result = fit_model(
         jax.random.key(job.seed),
@@ -157,12 +183,14 @@ def run_fit(
 
 
 def resume_fit(path, num_particles: int = 5, out=None, progress=None, seconds: float | None = None) -> dict:
-    "Add particles to a saved fit; the file is replaced unless `out` names another."
+    "Add particles to a saved fit; its files are replaced unless `out` names others."
     check_count("num_particles", num_particles)
+    path = run_files(path)[0]
     notes = read_header(path)[0]["notes"]
     if "job" not in notes:
         raise ValueError(f"{path} was not written by `mmdfw fit`: use mmdfw.load with its model and data")
     loaded = load_job(Job(**notes["job"]))
+    check_writable(run_files(out or path))
     result = load(path, loaded.model, loaded.data.x, loaded.data.y)
     more = result.add(num_particles, monitor=loaded.monitor, progress=progress, seconds=seconds)
     return write_run(loaded, more, out or path)

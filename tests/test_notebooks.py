@@ -192,7 +192,7 @@ def test_a_module_is_called_like_its_notebook():
     other = {
         notebook: name
         for notebook, name in called.items()
-        if re.sub(r"^\d+_", "", notebook.split("/")[-1]) != name.split(".")[-1].lstrip("_")
+        if re.sub(r"^\d+_", "", notebook.split("/")[-1]) != name.split(".")[-1].strip("_")
     }
     assert not other
 
@@ -227,7 +227,6 @@ def idle_and_long(code_cells) -> tuple:
 
 
 KNOWN_PACE = {
-    "interface/30_cli": (7, 1),
     "library/79_ladder": (0, 1),
     "library/79_result": (2, 1),
     "library/80_fit": (1, 1),

@@ -1,6 +1,8 @@
 """A model says what it predicts: labels it cannot take are refused, and one of a user's own goes all the way."""
 
 import json
+import subprocess
+import sys
 from dataclasses import dataclass
 
 import jax, jax.numpy as jnp, numpy as np, pandas as pd, pytest
@@ -203,3 +205,77 @@ def test_a_model_of_ones_own_on_the_command_line(visits, monkeypatch, capsys):
     wrong = [*arguments[:2], "--target", "sun", *arguments[4:]]
     assert main(["fit", *wrong, *steps]) == 1
     assert "counts are whole numbers" in capsys.readouterr().err
+
+
+# Command line -------------------------------------------------------------------------------------
+
+BRIEF = ["--data", "diabetes", "--hidden", "3", "--particles", "5", "--first-steps", "100", "--later-steps", "100"]
+
+
+@pytest.fixture
+def untrained(monkeypatch):
+    "No training: whoever begins one fails."
+
+    def training(*arguments, **settings):
+        raise AssertionError("training has begun")
+
+    monkeypatch.setattr("mmdfw._runs.fit_model", training)
+    monkeypatch.setattr("mmdfw._runs.load", training)
+
+
+def test_names_with_dots_are_different_runs_and_are_resumed_by_the_same_name(tmp_path, capsys):
+    for name in ("v1.1", "v1.2"):
+        assert main(["fit", *BRIEF, "--out", str(tmp_path / name)]) == 0, capsys.readouterr().err
+    written = {f"{name}{suffix}" for name in ("v1.1", "v1.2") for suffix in (".npz", ".json", ".png")}
+    assert {path.name for path in tmp_path.iterdir()} == written
+    assert main(["fit", "--resume", str(tmp_path / "v1.1"), "--particles", "2"]) == 0, capsys.readouterr().err
+    assert {path.name for path in tmp_path.iterdir()} == written
+    particles = {name: json.loads((tmp_path / f"{name}.json").read_text())["particles"] for name in ("v1.1", "v1.2")}
+    assert particles == {"v1.1": 7, "v1.2": 5}
+    assert main(["fit", "--resume", str(tmp_path / "v1.2.npz"), "--particles", "1", "--out", str(tmp_path / "v2")]) == 0
+    assert json.loads((tmp_path / "v2.json").read_text())["particles"] == 6
+    assert json.loads((tmp_path / "v1.2.json").read_text())["particles"] == 5, "the first is as it was"
+
+
+OPTIONS = {
+    "--data": ["diabetes"],
+    "--target": ["y"],
+    "--task": ["auto"],
+    "--hidden": ["3", "3"],
+    "--batch-size": ["100"],
+    "--first-steps": ["100000"],
+    "--later-steps": ["20000"],
+    "--split-seed": ["0"],
+    "--seed": ["0"],
+}
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_resume_refuses_what_it_cannot_follow(option, tmp_path, untrained, capsys):
+    "Also where the value is the default: nobody is left to think that it had an effect."
+    assert main(["fit", "--resume", str(tmp_path / "run"), option, *OPTIONS[option]]) == 1
+    assert f"so {option} cannot be given with it; only --particles, --seconds and --out can" in capsys.readouterr().err
+
+
+def test_help_says_what_resume_makes_of_particles(capsys):
+    with pytest.raises(SystemExit):
+        main(["fit", "--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    assert "with --resume, how many to add to those it has" in told
+    assert "only --particles, --seconds and --out may be given" in told and "(default: 100000)" in told
+
+
+def test_an_out_that_cannot_be_written_is_noticed_before_training(tmp_path, untrained, capsys):
+    (tmp_path / "file").write_text("in the way")
+    (tmp_path / "taken.npz").mkdir()
+    for out, words in (("file/run", "cannot write into"), ("taken", "taken.npz: it is a folder")):
+        assert main(["fit", *BRIEF, "--out", str(tmp_path / out)]) == 1
+        assert words in capsys.readouterr().err
+    with pytest.raises(AssertionError, match="training has begun"):
+        main(["fit", *BRIEF, "--out", str(tmp_path / "new" / "run")])
+    assert not list((tmp_path / "new").iterdir()), "looking leaves nothing behind"
+
+
+def test_version_and_module():
+    told = subprocess.run([sys.executable, "-m", "mmdfw", "--version"], capture_output=True, text=True)
+    assert (told.returncode, told.stdout.strip()) == (0, mmdfw.__version__), told.stderr
