@@ -272,6 +272,17 @@ class NearPoint(Starts):
         noise = jax.random.normal(key, (num, len(self.point)), jnp.asarray(self.point).dtype)
         return self.point + from_units(noise, self.scale)
 
+# %% ../../nbs/theory/30_oracle.ipynb #5db4eaba
+def dealt(key: jax.Array, m: int, num: int) -> jax.Array:  # (m,), each one of 0 ... num - 1
+    "One of `num` hands for each of m cards, at random: a hash of the card's number, salted by the key."
+    hashed = jnp.arange(m, dtype=jnp.uint32)
+    for word in jnp.ravel(jax.random.key_data(key)):
+        hashed = hashed ^ word
+        for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+            hashed = (hashed ^ (hashed >> shift)) * jnp.uint32(factor)
+        hashed = hashed ^ (hashed >> 16)
+    return (hashed % num).astype(jnp.int32)
+
 # %% ../../nbs/theory/30_oracle.ipynb #e6a1a151
 @pytree_dataclass
 class PoolStarts(Starts):
@@ -288,9 +299,8 @@ class PoolStarts(Starts):
         return problem.kernel.gram(self.features, problem.particles.features) @ problem.particles.weights - self.means
 
     def __call__(self, key, problem, num):
-        values, m = self.values(problem), len(self.points)
-        groups = jnp.resize(jax.random.permutation(key, m), (num, -(-m // num)))  # the last repeats a few of the first
-        return self.points[jnp.take_along_axis(groups, jnp.argmin(values[groups], 1)[:, None], 1)[:, 0]]
+        mine = dealt(key, len(self.points), num) == jnp.arange(num)[:, None]  # (num, m)
+        return self.points[jnp.argmin(jnp.where(mine, self.values(problem), jnp.inf), 1)]
 
 # %% ../../nbs/theory/30_oracle.ipynb #e60e0db7
 def pool_starts(
