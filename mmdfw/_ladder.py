@@ -12,12 +12,13 @@ import jax, numpy as np
 from scipy.special import softmax
 from mmdfw._checks import on_device, split_keys
 from mmdfw._mixture import GaussianMixture
-from mmdfw._target import Target, values_and_scores
+from mmdfw._target import Target, log_densities, values_and_scores
 from mmdfw._trust import GRADES, Finding, stein_findings, verdict_of
-from mmdfw.embeddings._cloud import Cloud, cloud_around, effective_sample_size, importance_cloud
-from mmdfw.embeddings._cloud import draw_round, weigh_rounds
+from mmdfw.embeddings._cloud import Cloud, cloud_around, cloud_of, draw_round, effective_sample_size
+from mmdfw.embeddings._cloud import importance_cloud, weigh_rounds
 from mmdfw.embeddings._embedding import ReferenceSet
-from mmdfw.embeddings._paths import Paths
+from mmdfw.embeddings._paths import FRESH, Guess, Paths, fresh_bound, sharpened
+from mmdfw.kernels._kernel import in_units
 from mmdfw.kernels._multiscale import FULL_METRIC, metric_root
 from mmdfw.samplers._chains import mean_error
 from mmdfw.samplers._pooled import Chains, pooled_nuts, pooled_starts
@@ -131,6 +132,56 @@ def try_cloud(
         used, proposal = stand.evaluations, cloud.proposal
     return stand
 
+# %% ../nbs/library/79_ladder.ipynb #381e2c71
+MOST_MODES = 4  # Gaussians that are measured
+LEAST_EFFICIENCY = 0.2  # of the points that tell how many are needed
+
+
+def distinct(guesses: list) -> list:  # of Guess
+    "The best guess of each mode: means that lie a standard deviation apart, on average over the axes."
+    kept = []
+    far = lambda one, other: np.sqrt(np.mean(in_units(one.mean - other.mean, other.root) ** 2)) > 1
+    for guess in guesses:  # the best bound first
+        if len(kept) < MOST_MODES and all(far(guess, other) for other in kept):
+            kept.append(guess)
+    return kept
+
+
+def measured(rng: np.random.Generator, target: Target, guess: Guess) -> tuple[Guess, int]:  # and the evaluations
+    "A guess with its curvature measured, or as it was if that had the larger bound."
+    sharp, used = sharpened(target, guess)
+    noises = [rng.normal(size=(8, len(guess.mean))) for _ in range(FRESH)]
+    sharp = sharp._replace(bound=fresh_bound(target, sharp, noises))
+    return max(sharp, guess, key=lambda one: one.bound), used + 8 * FRESH
+
+# %% ../nbs/library/79_ladder.ipynb #381d978b
+def plain_proposal(guesses: list) -> GaussianMixture:  # of Guess
+    "Gaussians at their own width, and a fifth of their mass a little wider."
+    bounds = np.array([guess.bound for guess in guesses])
+    weights = np.maximum(softmax(bounds), 0.1 / len(bounds))
+    factors = 1 + np.array([0.0, 1.0, 2.0, 4.0]) * (2 * len(guesses[0].mean)) ** -0.5
+    shares = np.outer(weights / weights.sum(), [0.8, 0.12, 0.05, 0.03]).ravel()
+    full = [guess.root if np.ndim(guess.root) == 2 else np.diag(guess.root) for guess in guesses]
+    means = np.stack([guess.mean for guess in guesses for _ in factors])
+    return GaussianMixture(shares, means, np.stack([factor * root for root in full for factor in factors]))
+
+
+def try_gaussians(key: jax.Array, target: Target, paths: Paths, budget: Budget) -> Stand | None:
+    "Importance points of Gaussians with measured curvature; None where these have no chance."
+    rng = np.random.default_rng(np.asarray(jax.random.key_data(key)).ravel())
+    found = [measured(rng, target, guess) for guess in distinct(paths.guesses)]
+    proposal = plain_proposal([guess for guess, _ in found])
+    draw = lambda num: draw_round(rng, lambda x: log_densities(target, x), proposal, num, target.dtype)
+    probes = draw(NUM_PROBES)
+    if not np.isfinite(probes.logs).any():
+        return None
+    efficiency = effective_sample_size(weigh_rounds([probes])) / NUM_PROBES
+    if efficiency < LEAST_EFFICIENCY:
+        return None
+    cloud = cloud_of([], draw(int(1.2 * budget.min_size / efficiency)), target.dtype)
+    used = NUM_PROBES + sum(number for _, number in found)
+    return stand_on_cloud(target, cloud, budget, used, "importance set of measured Gaussians")
+
 # %% ../nbs/library/79_ladder.ipynb #64486e14
 def stand_on_chains(target: Target, chains: Chains, budget: Budget) -> Stand:
     "Draws of chains with their tests."
@@ -194,10 +245,11 @@ def climb_ladder(
     progress: bool = False,
 ) -> Stand:
     "The first rung that passes its tests, or the best of them."
-    cloud_key, short_key, around_key, long_key = split_keys(key, 4)
+    cloud_key, short_key, around_key, long_key, plain_key = split_keys(key, 5)
     tried, spent = [], 0
     rungs = (
         lambda: try_cloud(cloud_key, target, paths, budget),
+        lambda: try_gaussians(plain_key, target, paths, budget),
         lambda: try_chains(short_key, target, paths, budget.part(spent, SHORT), progress),
         lambda: try_cloud_around(around_key, target, tried[-1], budget),
         lambda: try_chains(long_key, target, paths, budget.part(spent), progress),

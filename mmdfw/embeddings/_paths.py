@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax, numpy as np
 from jaxtyping import Float
 from mmdfw._checks import check_count
-from mmdfw._target import Target, check_start, log_densities
+from mmdfw._target import Target, check_start, log_densities, values_and_scores
 from mmdfw.embeddings._climb import FULL_METRIC, Path, climb, curvature_root, stretch
 
 # %% ../../nbs/theory/24_paths.ipynb #cce1ea99
@@ -87,6 +87,41 @@ def best_along(
         best = -power
         weigh(best, path.points[-1], round_root(len(path.points[-1]), 0.1**power))
     return guesses[best], len(guesses)
+
+# %% ../../nbs/theory/24_paths.ipynb #c56045e3
+def slopes_across(target: Target, mean: np.ndarray, root: Any) -> tuple:  # -> (d, d) or (d,), (d,)
+    "How slopes fall a standard deviation to either side of a mean, and their mean, in the coordinates of the root."
+    steps = np.diag(root) if root.ndim == 1 else root.T
+    points = np.concatenate([mean + steps, mean - steps]).astype(target.dtype)
+    logs, scores = (np.asarray(array, float) for array in values_and_scores(target, points))
+    slopes = stretch(root.T, np.where(np.isfinite(logs)[:, None], scores, np.nan))
+    there, back = slopes[: len(mean)], slopes[len(mean) :]
+    falls = (back - there) / 2
+    return (np.diagonal(falls) if root.ndim == 1 else (falls + falls.T) / 2), np.mean(slopes, 0)
+
+
+def lower_root(root: Float[np.ndarray, "d d"]) -> Float[np.ndarray, "d d"]:
+    "The lower Cholesky factor of `root @ root.T`, without squaring."
+    upper = np.linalg.qr(root.T, "r")
+    return (upper * np.where(np.diagonal(upper) < 0, -1.0, 1.0)[:, None]).T
+
+
+def sharpened(target: Target, guess: Guess, num_looks: int = 3) -> tuple[Guess, int]:  # and the evaluations
+    "A Gaussian with its curvature measured across its own width; as it was where that is not finite."
+    mean, root, used = guess.mean, guess.root, 0
+    for _ in range(num_looks):
+        falls, slope = slopes_across(target, mean, root)
+        used += 4 * len(mean)
+        if not (np.isfinite(falls).all() and np.isfinite(slope).all()):
+            return guess, used
+        bends, axes = (falls, None) if root.ndim == 1 else np.linalg.eigh(falls)
+        bends = np.clip(bends, 0.05, 20.0)
+        along = slope / bends if axes is None else axes @ (axes.T @ slope / bends)
+        mean = mean + stretch(root, along) * min(1.0, 2.0 / max(np.linalg.norm(along), 1e-30))
+        root = root / np.sqrt(bends) if axes is None else lower_root(root @ axes / np.sqrt(bends))
+        if np.max(np.abs(np.log(bends))) < 0.1 and np.linalg.norm(along) < 0.1:
+            break
+    return Guess(mean, root, guess.bound), used
 
 # %% ../../nbs/theory/24_paths.ipynb #0a0798a4
 NEAR, FAR = 3, (100, 10, 30)  # starts as Stan draws them, and how far pairs of others lie
