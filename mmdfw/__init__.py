@@ -12,33 +12,39 @@ __all__ = ['fit', 'Target', 'fit_model', 'fit_across', 'posterior', 'posterior_a
            'make_mesh']
 
 # %% ../nbs/interface/20_top.ipynb #e8cc19ba
-from ._across import fit_across, posterior_across
-from ._checks import pytree_dataclass, static
-from ._compress import compress
-from ._result import Result, load
-from ._fit import fit
-from ._fit_model import fit_model
-from ._mixture import GaussianMixture, eleven_gaussians, gaussian_mixture
-from ._mmd import ksd2, mmd2, witness
-from ._saved import saveable
-from ._target import Target
-from .data._load import load_table
-from .data._split import split
-from .data._table import as_table
-from .embeddings._embedding import Embedding, exact_embedding, mmd2_to, reference_embedding
-from .kernels._kernel import IMQ, Kernel, RBF
-from .kernels._stein_kernel import Stein
-from .models._bnn import bnn, mlp
-from .models._logistic import Logistic
-from .models._model import Model, posterior
-from .oracles._blocks import make_mesh
-from .oracles._lazy import LazyOracle
-from .oracles._oracle import GradientOracle, Oracle
-from .samplers._chains import nuts, sgld
-from .samplers._svgd import svgd
-from .steps._quadrature import Quadrature
-from .steps._step import ConstantStep, LineSearch, OpenLoop, StepRule
-from . import contracts, data, embeddings, kernels, models, oracles, plots, samplers, steps
+from typing import TYPE_CHECKING
+from ._later import lazy_names
+
+if TYPE_CHECKING:
+    from mmdfw._across import fit_across, posterior_across
+    from mmdfw._checks import pytree_dataclass, static
+    from mmdfw._compress import compress
+    from mmdfw._result import Result, load
+    from mmdfw._fit import fit
+    from mmdfw._fit_model import fit_model
+    from mmdfw._mixture import GaussianMixture, eleven_gaussians, gaussian_mixture
+    from mmdfw._mmd import ksd2, mmd2, witness
+    from mmdfw._saved import saveable
+    from mmdfw._target import Target
+    from mmdfw.data._load import load_table
+    from mmdfw.data._split import split
+    from mmdfw.data._table import as_table
+    from mmdfw.embeddings._embedding import Embedding, exact_embedding, mmd2_to, reference_embedding
+    from mmdfw.kernels._kernel import IMQ, Kernel, RBF
+    from mmdfw.kernels._stein_kernel import Stein
+    from mmdfw.models._bnn import bnn, mlp
+    from mmdfw.models._logistic import Logistic
+    from mmdfw.models._model import Model, posterior
+    from mmdfw.oracles._blocks import make_mesh
+    from mmdfw.oracles._lazy import LazyOracle
+    from mmdfw.oracles._oracle import GradientOracle, Oracle
+    from mmdfw.samplers._chains import nuts, sgld
+    from mmdfw.samplers._svgd import svgd
+    from mmdfw.steps._quadrature import Quadrature
+    from mmdfw.steps._step import ConstantStep, LineSearch, OpenLoop, StepRule
+    from mmdfw import bounds, contracts, data, embeddings, experiments, kernels, models, oracles, plots, samplers, steps
+else:
+    __getattr__, __dir__ = lazy_names("mmdfw")
 
 # %% ../nbs/interface/20_top.ipynb #9450f7ad
 _all_ = [

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Callable
-import jax, numpy as np, optax, pooch
+import jax, numpy as np, optax
 
 # %% ../nbs/core/01_files.ipynb #c7cd9453
 @contextmanager
@@ -72,7 +72,11 @@ def fingerprint(name: str, settings: dict) -> str:
 def cache_folder(folder=None) -> Path:
     "The folder given, or the one in MMDFW_CACHE, or the user's cache."
     chosen = folder or os.environ.get("MMDFW_CACHE")
-    return Path(chosen).expanduser() if chosen else Path(pooch.os_cache("mmdfw")) / "results"
+    if chosen:
+        return Path(chosen).expanduser()
+    import pooch  # here, because a fit keeps nothing and need not import it
+
+    return Path(pooch.os_cache("mmdfw")) / "results"
 
 
 def digest_arrays(arrays: dict) -> str:

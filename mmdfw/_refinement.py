@@ -8,13 +8,15 @@ __all__ = []
 # %% ../nbs/theory/52_refinement.ipynb #d728dc86
 from typing import Any, Callable, NamedTuple
 import jax, jax.numpy as jnp, numpy as np
-from scipy.optimize import minimize
 from mmdfw._checks import check_count, check_points, check_positive, check_weights, on_device
 from mmdfw.embeddings._embedding import Embedding
 from mmdfw.kernels._kernel import Kernel, from_units, in_units, slopes_in_units
+from mmdfw._later import later
 from mmdfw._loop import capacity_for
 from mmdfw.steps._quadrature import Quadrature, jitted_reweigh
 from mmdfw.steps._step import StepRule
+
+minimize = later("scipy.optimize", "minimize")
 
 # %% ../nbs/theory/52_refinement.ipynb #769986dd
 class Weighed(NamedTuple):

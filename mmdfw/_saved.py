@@ -14,6 +14,7 @@ import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import AxisType, Mesh
 from mmdfw._checks import PYTREES
 from mmdfw._files import digest_arrays, versions, whole_file
+from mmdfw._later import import_names
 
 # %% ../nbs/core/04_saved.ipynb #e0f05497
 NAMED = {}  # name -> a class, a function or an object that files may ask for
@@ -116,14 +117,10 @@ def decoded(
         return jax.random.wrap_key_data(jnp.asarray(arrays[value]), impl=spec["kind"])
     if kind == "given":
         return given[value]
-    if kind in ("named", "class") and value not in known_names():
-        raise ValueError(
-            f"it holds {value!r}, which is not known here: import or define it first, with @mmdfw.saveable above it"
-        )
     if kind == "named":
-        return known_names()[value]
+        return _find_named(value)
     if kind == "class":
-        return known_names()[value](**{name: below(field) for name, field in spec["fields"].items()})
+        return _find_named(value)(**{name: below(field) for name, field in spec["fields"].items()})
     if kind in ("tuple", "list"):
         return {"tuple": tuple, "list": list}[kind](map(below, value))
     if kind == "dict":
@@ -133,6 +130,17 @@ def decoded(
     if kind == "mesh":
         return jax.make_mesh((value[0],), (value[1],), axis_types=(AxisType.Auto,), devices=jax.devices()[: value[0]])
     raise ValueError(f"it holds something of the kind {kind!r}, which this version does not know")
+
+
+def _find_named(name: str) -> Any:
+    "What a file means by a name; before a name counts as unknown, all that the package offers is imported."
+    if name not in known_names():
+        import_names("mmdfw")
+    if name not in known_names():
+        raise ValueError(
+            f"it holds {name!r}, which is not known here: import or define it first, with @mmdfw.saveable above it"
+        )
+    return known_names()[name]
 
 # %% ../nbs/core/04_saved.ipynb #847ac851
 FORMAT = 2  # the first two kinds of files, of fits and of model fits, were format 1

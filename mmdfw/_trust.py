@@ -10,8 +10,7 @@ import math
 from typing import Any, Callable, NamedTuple
 import numpy as np
 from jaxtyping import Float
-from scipy.spatial.distance import pdist
-from scipy.stats import norm
+from scipy.special import ndtri
 from mmdfw._saved import saveable
 from mmdfw.kernels._kernel import in_units, slopes_in_units
 
@@ -42,7 +41,7 @@ def surely_off(
     errors: Float[np.ndarray, " k"],  # standard errors of the means
 ) -> float:
     "By how much at least one mean differs from zero, beyond what chance explains."
-    z = norm.isf(FALSE_ALARM / (2 * len(errors)))
+    z = -ndtri(FALSE_ALARM / (2 * len(errors)))
     return float(np.max(np.abs(weights @ values) - z * errors, initial=0.0))
 
 # %% ../nbs/theory/25_trust.ipynb #465ff67a
@@ -157,6 +156,8 @@ def plain_findings(
     point_weights: Float[np.ndarray, " m"],
 ) -> list:  # of Finding
     "Squared MMD in a wide kernel over plain coordinates, over that of as many draws; none where particles are many."
+    from scipy.spatial.distance import pdist  # here, because no other check needs it
+
     positions, weights = np.asarray(positions, float), np.asarray(weights, float)
     most = max(MOST_POINTS, 8 * len(weights))
     some = shuffled(len(points))[:most]

@@ -69,9 +69,9 @@ def definitions(file: Path) -> dict:
 
 
 def imports(file: Path, module: str) -> dict:
-    "Name -> module that it comes from, for what the __init__ of a package takes from its own modules."
+    "Name -> module that it comes from, for what the __init__ of a package takes from its own modules, now or later."
     found = {}
-    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom):
             parts = module.split(".")
             base = parts[: len(parts) - node.level + 1] if node.level else []

@@ -6,11 +6,17 @@
 __all__ = ['Table', 'as_table', 'Split', 'Scaler', 'split', 'load_table', 'catalogue', 'fetch', 'Source']
 
 # %% ../../nbs/interface/15_data.ipynb #59e16534
-from ._fetch import fetch
-from ._load import catalogue, load_table
-from ._sources import Source
-from ._split import Scaler, Split, split
-from ._table import Table, as_table
+from typing import TYPE_CHECKING
+from .._later import lazy_names
+
+if TYPE_CHECKING:
+    from mmdfw.data._fetch import fetch
+    from mmdfw.data._load import catalogue, load_table
+    from mmdfw.data._sources import Source
+    from mmdfw.data._split import Scaler, Split, split
+    from mmdfw.data._table import Table, as_table
+else:
+    __getattr__, __dir__ = lazy_names("mmdfw.data")
 
 # %% ../../nbs/interface/15_data.ipynb #3d0f9766
 _all_ = [

@@ -9,7 +9,7 @@ __all__ = ['Source']
 import io, os, warnings
 from pathlib import Path
 from typing import NamedTuple
-import numpy as np, pandas as pd, pooch
+import numpy as np, pandas as pd
 from jaxtyping import Float
 from mmdfw.data._read import BROKEN, unpack
 from mmdfw.data._table import Table, check_finite
@@ -169,6 +169,8 @@ def read_published(path: Path, source: Source) -> Float[np.ndarray, "rows column
 # %% ../../nbs/library/63_sources.ipynb #b85b7cbd
 def data_folders() -> list[Path]:
     "Where files are looked for, in this order."
+    import pooch  # here, because `import mmdfw` and a table of your own need none
+
     chosen = os.environ.get("MMDFW_DATA")
     return ([Path(chosen).expanduser()] if chosen else []) + [Path(pooch.os_cache("mmdfw"))]
 

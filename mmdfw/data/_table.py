@@ -6,8 +6,9 @@
 __all__ = ['Table', 'as_table']
 
 # %% ../../nbs/library/60_table.ipynb #967509eb
-from typing import NamedTuple
-import numpy as np, pandas as pd
+import sys
+from typing import Any, NamedTuple
+import numpy as np
 from jaxtyping import Float
 
 # %% ../../nbs/library/60_table.ipynb #aba2ae83
@@ -46,8 +47,10 @@ def check_finite(name: str, array: Float[np.ndarray, "rows columns"], columns: t
     )
 
 # %% ../../nbs/library/60_table.ipynb #4060eed0
-def check_frame(name: str, frame: pd.DataFrame):
-    "Columns of a frame must have names of their own and hold real numbers."
+def check_frame(name: str, frame: Any):
+    "Columns of a pandas frame must have names of their own and hold real numbers."
+    import pandas as pd  # here, because arrays need none
+
     names = [str(c) for c in frame.columns]
     twice = sorted({c for c in names if names.count(c) > 1})
     if twice:
@@ -65,7 +68,7 @@ def check_frame(name: str, frame: pd.DataFrame):
 
 def named_columns(name: str, x) -> tuple[Float[np.ndarray, "rows columns"], tuple]:
     "The numbers of an array or frame, and what its columns are called."
-    if isinstance(x, pd.DataFrame):
+    if "pandas" in sys.modules and isinstance(x, sys.modules["pandas"].DataFrame):  # whoever has a frame has it loaded
         check_frame(name, x)
         single = x.shape[1] > 0 and all(t == np.float32 for t in x.dtypes)
         values = x.to_numpy(np.float32 if single else np.float64, na_value=np.nan)

@@ -8,19 +8,25 @@ __all__ = ['exact_embedding', 'reference_embedding', 'SteinEmbedding', 'Particle
            'Embedding', 'Particles', 'Pool', 'Anchors']
 
 # %% ../../nbs/interface/11_embeddings.ipynb #9a248a68
-from ._cloud import Cloud, cloud_around, find_mode, importance_cloud
-from mmdfw.embeddings._embedding import (
-    Anchors,
-    Embedding,
-    ParticleEmbedding,
-    Particles,
-    Pool,
-    SteinEmbedding,
-    exact_embedding,
-    mmd2_to,
-    reference_embedding,
-)
-from ._gaussian import GaussianApproximation, gaussian_approximation
+from typing import TYPE_CHECKING
+from .._later import lazy_names
+
+if TYPE_CHECKING:
+    from mmdfw.embeddings._cloud import Cloud, cloud_around, find_mode, importance_cloud
+    from mmdfw.embeddings._embedding import (
+        Anchors,
+        Embedding,
+        ParticleEmbedding,
+        Particles,
+        Pool,
+        SteinEmbedding,
+        exact_embedding,
+        mmd2_to,
+        reference_embedding,
+    )
+    from mmdfw.embeddings._gaussian import GaussianApproximation, gaussian_approximation
+else:
+    __getattr__, __dir__ = lazy_names("mmdfw.embeddings")
 
 # %% ../../nbs/interface/11_embeddings.ipynb #b33e7719
 _all_ = [

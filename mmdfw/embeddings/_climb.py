@@ -9,7 +9,6 @@ __all__ = []
 from typing import Any, NamedTuple
 import jax, numpy as np
 from jaxtyping import Float
-from scipy.optimize import minimize
 from mmdfw._target import Target, values_and_scores
 
 # %% ../../nbs/theory/19_climb.ipynb #e7476c15
@@ -151,6 +150,8 @@ class Way:
 
     def walk(self, root, num_steps: int, num_looks: int) -> bool:
         "One leg of L-BFGS in the coordinates of a root; whether the next may help."
+        from scipy.optimize import minimize  # here, because only a climb needs it
+
         self.begun = len(self.places) - 1
         self.origin = self.places[-1]
         self.root = np.ones(len(self.origin.point)) if root is None else root

@@ -8,18 +8,24 @@ __all__ = ['RBF', 'MultiscaleRBF', 'IMQ', 'InverseLog', 'RandomFourier', 'random
            'lengthscale_from_gamma', 'gamma_from_lengthscale', 'lengthscale_from_blackjax', 'blackjax_from_lengthscale']
 
 # %% ../../nbs/interface/10_kernels.ipynb #236192f3
-from ._fourier import RandomFourier, random_fourier
-from ._kernel import IMQ, InverseLog, Kernel, RBF, Radial, squared_distances
-from mmdfw.kernels._lengthscale import (
-    blackjax_from_lengthscale,
-    gamma_from_lengthscale,
-    ksd_lengthscale,
-    lengthscale_from_blackjax,
-    lengthscale_from_gamma,
-    median_lengthscale,
-)
-from ._multiscale import MultiscaleRBF, default_kernel
-from ._stein_kernel import ScoreIMQ, Scored, Stein
+from typing import TYPE_CHECKING
+from .._later import lazy_names
+
+if TYPE_CHECKING:
+    from mmdfw.kernels._fourier import RandomFourier, random_fourier
+    from mmdfw.kernels._kernel import IMQ, InverseLog, Kernel, RBF, Radial, squared_distances
+    from mmdfw.kernels._lengthscale import (
+        blackjax_from_lengthscale,
+        gamma_from_lengthscale,
+        ksd_lengthscale,
+        lengthscale_from_blackjax,
+        lengthscale_from_gamma,
+        median_lengthscale,
+    )
+    from mmdfw.kernels._multiscale import MultiscaleRBF, default_kernel
+    from mmdfw.kernels._stein_kernel import ScoreIMQ, Scored, Stein
+else:
+    __getattr__, __dir__ = lazy_names("mmdfw.kernels")
 
 # %% ../../nbs/interface/10_kernels.ipynb #3efb1ee7
 _all_ = [

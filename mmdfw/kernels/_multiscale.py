@@ -10,7 +10,6 @@ from typing import Any
 import jax, jax.numpy as jnp, numpy as np
 from jaxtyping import Array, Float
 from scipy.linalg import solve_triangular
-from scipy.spatial.distance import pdist
 from mmdfw._checks import check_points, check_positive, check_weights, on_device, pytree_dataclass
 from mmdfw.kernels._kernel import Kernel, check_unit, in_units, squared_distances
 
@@ -114,6 +113,8 @@ def octaves(
     num_points: int = 512,  # distances are taken among so many, evenly spaced by weight
 ) -> Float[np.ndarray, " J"]:
     "The median distance, and its halves down to where particles hardly see each other."
+    from scipy.spatial.distance import pdist  # here, because a kernel that is given needs none
+
     which = np.searchsorted(np.cumsum(weights), (np.arange(num_points) + 0.5) / num_points)
     which, repeats = np.unique(np.minimum(which, len(points) - 1), return_counts=True)
     pairs = np.triu_indices(len(which), 1)

@@ -8,13 +8,19 @@ __all__ = ['Model', 'Logistic', 'BNN', 'bnn', 'mlp', 'Posterior', 'posterior', '
            'reliability', 'plot_coverage', 'plot_reliability', 'Task', 'Regression', 'Classification']
 
 # %% ../../nbs/interface/14_models.ipynb #6aa08113
-from ._bernoulli import BernoulliPredictive
-from ._bnn import BNN, bnn, mlp
-from ._calibration import coverage, plot_coverage, plot_reliability, reliability
-from ._logistic import Logistic
-from ._model import Model, Posterior, posterior, spread
-from ._predictive import GaussianPredictive, negative_mass
-from ._scores import Classification, Regression, Task, classification_scores, regression_scores
+from typing import TYPE_CHECKING
+from .._later import lazy_names
+
+if TYPE_CHECKING:
+    from mmdfw.models._bernoulli import BernoulliPredictive
+    from mmdfw.models._bnn import BNN, bnn, mlp
+    from mmdfw.models._calibration import coverage, plot_coverage, plot_reliability, reliability
+    from mmdfw.models._logistic import Logistic
+    from mmdfw.models._model import Model, Posterior, posterior, spread
+    from mmdfw.models._predictive import GaussianPredictive, negative_mass
+    from mmdfw.models._scores import Classification, Regression, Task, classification_scores, regression_scores
+else:
+    __getattr__, __dir__ = lazy_names("mmdfw.models")
 
 # %% ../../nbs/interface/14_models.ipynb #af26734c
 _all_ = [

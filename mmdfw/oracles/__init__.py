@@ -9,27 +9,33 @@ __all__ = ['GradientOracle', 'GridOracle', 'MonteCarloOracle', 'NelderMeadOracle
            'NearPoint', 'PoolStarts', 'pool_starts', 'Oracle', 'Problem', 'Proposal', 'pick']
 
 # %% ../../nbs/interface/13_oracles.ipynb #1ea8f484
-from ._batches import BatchOracle
-from ._blocks import BlockOracle, Blocks, ShardedStarts, shard_rows
-from ._cache import CachedOracle, cached_oracle
-from ._lazy import LazyOracle, certified_mmd
-from mmdfw.oracles._oracle import (
-    GradientOracle,
-    GridOracle,
-    NearParticles,
-    NearPoint,
-    Oracle,
-    PoolStarts,
-    PriorStarts,
-    Problem,
-    Proposal,
-    Starts,
-    lmo_gradient,
-    lmo_value,
-    pick,
-    pool_starts,
-)
-from ._search import MonteCarloOracle, NelderMeadOracle, PoolOracle, greedy_value, quadrature_value
+from typing import TYPE_CHECKING
+from .._later import lazy_names
+
+if TYPE_CHECKING:
+    from mmdfw.oracles._batches import BatchOracle
+    from mmdfw.oracles._blocks import BlockOracle, Blocks, ShardedStarts, shard_rows
+    from mmdfw.oracles._cache import CachedOracle, cached_oracle
+    from mmdfw.oracles._lazy import LazyOracle, certified_mmd
+    from mmdfw.oracles._oracle import (
+        GradientOracle,
+        GridOracle,
+        NearParticles,
+        NearPoint,
+        Oracle,
+        PoolStarts,
+        PriorStarts,
+        Problem,
+        Proposal,
+        Starts,
+        lmo_gradient,
+        lmo_value,
+        pick,
+        pool_starts,
+    )
+    from mmdfw.oracles._search import MonteCarloOracle, NelderMeadOracle, PoolOracle, greedy_value, quadrature_value
+else:
+    __getattr__, __dir__ = lazy_names("mmdfw.oracles")
 
 # %% ../../nbs/interface/13_oracles.ipynb #a3180de1
 _all_ = [

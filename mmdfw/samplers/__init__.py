@@ -6,9 +6,15 @@
 __all__ = ['nuts', 'sgld', 'Draws', 'svgd', 'SVGDResult', 'stein_points']
 
 # %% ../../nbs/interface/16_samplers.ipynb #613b425c
-from ._chains import Draws, nuts, sgld
-from ._stein_points import stein_points
-from ._svgd import SVGDResult, svgd
+from typing import TYPE_CHECKING
+from .._later import lazy_names
+
+if TYPE_CHECKING:
+    from mmdfw.samplers._chains import Draws, nuts, sgld
+    from mmdfw.samplers._stein_points import stein_points
+    from mmdfw.samplers._svgd import SVGDResult, svgd
+else:
+    __getattr__, __dir__ = lazy_names("mmdfw.samplers")
 
 # %% ../../nbs/interface/16_samplers.ipynb #9cefa860
 _all_ = [

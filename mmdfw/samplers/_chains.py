@@ -8,8 +8,7 @@ __all__ = ['Draws', 'nuts', 'sgld']
 # %% ../../nbs/library/77_chains.ipynb #8719f91d
 from dataclasses import dataclass
 from typing import Any, Callable
-import blackjax, jax, jax.numpy as jnp, numpy as np
-from blackjax.adaptation.step_size import dual_averaging_adaptation
+import jax, jax.numpy as jnp, numpy as np
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float, Key
 from scipy.fft import irfft, next_fast_len, rfft
@@ -17,10 +16,14 @@ from scipy.special import ndtri
 from tqdm import tqdm
 from mmdfw._checks import check_count, check_positive, pytree_dataclass, show_progress, warn_user
 from mmdfw._files import cached, program_digest
+from mmdfw._later import later
 from mmdfw._target import Target, as_target, check_key, check_position, values_and_scores
 from mmdfw.embeddings._gaussian import GaussianApproximation
 from mmdfw.kernels._kernel import from_units
 from mmdfw.samplers._svgd import target_like
+
+blackjax = later("blackjax")
+dual_averaging_adaptation = later("blackjax.adaptation.step_size", "dual_averaging_adaptation")
 
 # %% ../../nbs/library/77_chains.ipynb #68a4ed74
 @dataclass(frozen=True, eq=False, repr=False)

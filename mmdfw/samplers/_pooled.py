@@ -8,18 +8,21 @@ __all__ = []
 # %% ../../nbs/library/78_pooled.ipynb #b7800003
 import itertools, time
 from typing import Any, Callable, NamedTuple
-import blackjax, jax, jax.numpy as jnp, numpy as np
-from blackjax.adaptation.step_size import dual_averaging_adaptation
+import jax, jax.numpy as jnp, numpy as np
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float, Key
 from scipy.linalg import solve_triangular as solve_lower
 from scipy.special import softmax
 from tqdm import tqdm
 from mmdfw._checks import check_count, pytree_dataclass
+from mmdfw._later import later
 from mmdfw._target import Target, check_key, values_and_scores
 from mmdfw.embeddings._cloud import allot
 from mmdfw.kernels._kernel import from_units, in_units
 from mmdfw.samplers._chains import diagnose
+
+blackjax = later("blackjax")
+dual_averaging_adaptation = later("blackjax.adaptation.step_size", "dual_averaging_adaptation")
 
 # %% ../../nbs/library/78_pooled.ipynb #b7800007
 @pytree_dataclass

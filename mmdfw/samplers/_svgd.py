@@ -8,14 +8,16 @@ __all__ = ['jitted_particles', 'SVGDResult', 'report_rejected', 'svgd']
 # %% ../../nbs/theory/55_svgd.ipynb #74fc0070
 import time
 from typing import Any, Callable, NamedTuple
-import blackjax, jax, jax.numpy as jnp, numpy as np, optax
-from blackjax.vi.svgd import rbf_kernel
+import jax, jax.numpy as jnp, numpy as np, optax
 from jax.core import Tracer
 from jaxtyping import Array, Float, Int, Key
 from mmdfw._checks import check_choice, check_count, check_positive, pytree_dataclass, warn_user
+from mmdfw._later import later
 from mmdfw._target import Density, Layout, Target, as_density, as_target, check_key, flatten_particles
 from mmdfw.kernels._kernel import RBF
 from mmdfw.kernels._lengthscale import blackjax_from_lengthscale, median_lengthscale
+
+blackjax = later("blackjax")
 
 # %% ../../nbs/theory/55_svgd.ipynb #be9b6af4
 def svgd_direction(
@@ -228,7 +230,7 @@ ADAM = optax.adam(0.01)
 
 def run_blackjax(positions: Float[Array, "n d"], num_steps: int, lengthscale: float) -> Float[Array, "n d"]:
     "BlackJAX's SVGD on the same target, in one scan."
-    theirs: Any = blackjax.svgd(jax.grad(normal_logdensity), ADAM, rbf_kernel, lambda state: state)
+    theirs: Any = blackjax.svgd(jax.grad(normal_logdensity), ADAM, blackjax.vi.svgd.rbf_kernel, lambda state: state)
     state = theirs.init(positions, {"length_scale": blackjax_from_lengthscale(lengthscale)})
     return jax.lax.scan(lambda state, _: (theirs.step(state), None), state, length=num_steps)[0].particles
 

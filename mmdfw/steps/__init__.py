@@ -7,19 +7,25 @@ __all__ = ['ConstantStep', 'GreedyHerding', 'OpenLoop', 'LineSearch', 'DecayEarl
            'IntegralPosterior', 'credible_interval', 'mass_outside', 'StepRule', 'System', 'move', 'newcomers']
 
 # %% ../../nbs/interface/12_steps.ipynb #3f48d922
-from ._quadrature import IntegralPosterior, Quadrature, credible_interval, mass_outside
-from mmdfw.steps._step import (
-    BlendedPairwise,
-    ConstantStep,
-    DecayEarly,
-    GreedyHerding,
-    LineSearch,
-    OpenLoop,
-    StepRule,
-    System,
-    move,
-    newcomers,
-)
+from typing import TYPE_CHECKING
+from .._later import lazy_names
+
+if TYPE_CHECKING:
+    from mmdfw.steps._quadrature import IntegralPosterior, Quadrature, credible_interval, mass_outside
+    from mmdfw.steps._step import (
+        BlendedPairwise,
+        ConstantStep,
+        DecayEarly,
+        GreedyHerding,
+        LineSearch,
+        OpenLoop,
+        StepRule,
+        System,
+        move,
+        newcomers,
+    )
+else:
+    __getattr__, __dir__ = lazy_names("mmdfw.steps")
 
 # %% ../../nbs/interface/12_steps.ipynb #ab206b3f
 _all_ = [
