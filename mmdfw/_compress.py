@@ -149,11 +149,8 @@ def last_look(
             return positions, weights, mmd2
         means = means_at(positions)
         if many:
-            known = (
-                aim.embedding.mean(positions, None) + means - embedding.mean(positions)
-            )  # of all draws, not landmarks
-            exact = KnownMeans(aim.embedding, known)
-            weights = weigh_now(aim.kernel, exact, positions, aim.step_rule, weights).weights
+            known = aim.embedding.mean(positions, None) + means - embedding.mean(positions)  # of all draws
+            weights = weigh_now(aim.kernel, aim.embedding, positions, aim.step_rule, weights, known).weights
         gram = kernel.matrix(positions, positions)
         return positions, weights, mmd2_from_parts(weights, gram, means, embedding.double_integral)
 

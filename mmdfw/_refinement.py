@@ -97,13 +97,15 @@ class Weigher(NamedTuple):
         "Positions in an array of one of few sizes: the last one repeated."
         return np.pad(positions, ((0, -len(positions) % SIZES), (0, 0)), mode="edge")
 
-    def weigh(self, positions: np.ndarray, start: np.ndarray) -> Weighed:
+    def weigh(self, positions: np.ndarray, start: np.ndarray, means: Any = None) -> Weighed:
         "`weigh` by programs that other numbers of particles and the growth run too; arrays of a capacity."
         n, capacity = np.int32(len(positions)), capacity_for(len(positions))
         start = np.pad(np.asarray(start), (0, capacity - len(start)))
         measured = jitted_measure(self.kernel, self.embedding, self.padded(positions), n, capacity)
-        gram, factor, means = measured
-        return Weighed(jitted_reweigh(self.rule, gram, means, factor, start, n), *measured)
+        gram, factor, found = measured
+        if means is not None:
+            found = np.pad(np.asarray(means, found.dtype), (0, capacity - len(means)))
+        return Weighed(jitted_reweigh(self.rule, gram, found, factor, start, n), gram, factor, found)
 
     def look(self, positions: np.ndarray, start: np.ndarray) -> tuple:  # -> number, (n, d), (capacity,)
         "The objective at the weights that are best for these positions, its gradient, and the weights."
@@ -112,11 +114,18 @@ class Weigher(NamedTuple):
         return float(value), np.asarray(gradient, float)[: len(positions)], np.asarray(weights)
 
 
-def weigh_now(kernel: Kernel, embedding: Embedding, positions, rule: StepRule, start) -> Weighed:
+def weigh_now(
+    kernel: Kernel,
+    embedding: Embedding,
+    positions: Any,  # (n, d)
+    rule: StepRule,
+    start: Any,  # (n,): weights to begin the search at
+    means: Any = None,  # (n,): mu_p there, where it is known better than by the embedding
+) -> Weighed:
     "`weigh` from the host: for many calls with other numbers of particles."
-    n = len(positions)
-    weights, gram, factor, means = map(np.asarray, Weigher(kernel, embedding, rule).weigh(np.asarray(positions), start))
-    return Weighed(weights[:n], gram[:n, :n], factor[:n, :n], means[:n])
+    n, weigher = len(positions), Weigher(kernel, embedding, rule)
+    weights, gram, factor, found = map(np.asarray, weigher.weigh(np.asarray(positions), start, means))
+    return Weighed(weights[:n], gram[:n, :n], factor[:n, :n], found[:n])
 
 # %% ../nbs/theory/52_refinement.ipynb #e12d63a3
 CHUNK = 25  # steps between two looks at how it goes

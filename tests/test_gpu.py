@@ -7,12 +7,12 @@ from jax import export
 from mmdfw.embeddings._embedding import ParticleEmbedding, SteinEmbedding, exact_embedding, reference_embedding
 from mmdfw._loop import Components, init, step
 from mmdfw.kernels._fourier import random_fourier
-from mmdfw.kernels._kernel import IMQ, RBF, InverseLog
+from mmdfw.kernels._kernel import IMQ, RBF, InverseLog, from_units
 from mmdfw.kernels._stein_kernel import ScoreIMQ, Stein
 from mmdfw._mixture import gaussian_mixture
 from mmdfw.oracles._oracle import GradientOracle, NearParticles, pool_starts
 from mmdfw.steps._quadrature import Quadrature
-from mmdfw._refinement import look
+from mmdfw._refinement import slope, weigh
 from mmdfw.steps._step import ConstantStep, LineSearch
 
 PLATFORMS = [["cuda"], ["cpu", "cuda"]]
@@ -108,8 +108,9 @@ def test_refinement(rule, platforms):
     kernel, embedding, x = RBF(0.7), exact_embedding(RBF(0.7), target()), points()
     weights = jnp.full(6, 1 / 6, jnp.float32)
     for unit in (0.7, jnp.array([[0.7, 0.0], [0.1, 0.6]], jnp.float32)):
-        gradient = lambda x, unit=unit: look(kernel, embedding, rule, weights, unit, x)
-        assert_sound(lowered(gradient, (x,), platforms))
+        there = lambda x, unit=unit: from_units(x, unit)
+        assert_sound(lowered(lambda x, there=there: weigh(kernel, embedding, there(x), rule, weights), (x,), platforms))
+        assert_sound(lowered(lambda x, there=there: slope(kernel, embedding, there(x), weights), (x,), platforms))
 
 
 BASES = {
