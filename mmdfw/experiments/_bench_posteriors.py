@@ -24,6 +24,7 @@ from mmdfw.kernels._kernel import RBF
 from mmdfw.kernels._lengthscale import median_lengthscale
 from mmdfw.plots import colors, hues
 from mmdfw.samplers._chains import nuts
+from mmdfw.samplers._mean_shift import mean_shift
 from mmdfw.samplers._svgd import svgd
 
 # %% ../../nbs/experiments/08_bench_posteriors.ipynb #08a00007
@@ -149,8 +150,34 @@ def by_svgd(key: jax.Array, logdensity: Callable, dimension: int, quick: bool) -
         found[setting] = Ran(result.positions, None, result.evaluations, seconds, {"setting": setting})
     return found
 
+# %% ../../nbs/experiments/08_bench_posteriors.ipynb #8550159d
+MSIP_SETTINGS = {
+    "alone, rate 1, 100 steps": dict(rate=1.0, num_steps=100),
+    "alone, rate 0.3, 100 steps": dict(rate=0.3, num_steps=100),
+    "alone, rate 0.1, 1000 steps": dict(rate=0.1, num_steps=1000),
+    "16 nodes, scores, 200 steps": dict(num_nodes=16, num_steps=200),
+    "16 nodes, no scores, 200 steps": dict(num_nodes=16, score_share=0.0, num_steps=200),
+    "16 nodes, no scores, h 0.3, 200 steps": dict(num_nodes=16, score_share=0.0, bandwidth=0.3, num_steps=200),
+}
 
-METHODS = {"mmdfw": by_fit, "svgd": by_svgd, "nuts": by_nuts, "pathfinder": by_pathfinder}
+
+def by_msip(key: jax.Array, logdensity: Callable, dimension: int, quick: bool) -> dict:
+    "All settings, each from cold."
+    start_key, node_key = jax.random.split(key)
+    starts, found = jax.random.normal(start_key, (NUM, dimension)), {}
+    for name, setting in {"quick": dict(num_steps=20)}.items() if quick else MSIP_SETTINGS.items():
+        jax.clear_caches()
+        try:
+            result, seconds = timed(lambda: mean_shift(logdensity, starts, key=node_key, **setting))  # noqa: B023
+        except ValueError as refused:
+            found[name] = Ran(np.full(starts.shape, np.nan), None, 0, 0.0, {"setting": name, "error": str(refused)})
+            continue
+        told = {"setting": name, "negative_weights": int(np.sum(np.asarray(result.weights) < 0))}
+        found[name] = Ran(result.positions, result.weights, result.evaluations, seconds, told)
+    return found
+
+
+METHODS = {"mmdfw": by_fit, "svgd": by_svgd, "nuts": by_nuts, "pathfinder": by_pathfinder, "msip": by_msip}
 
 # %% ../../nbs/experiments/08_bench_posteriors.ipynb #08a00014
 CHILD = "import sys; from mmdfw.experiments._bench_posteriors import child; child(*sys.argv[1:])"
@@ -198,6 +225,7 @@ def in_fresh_process(problem: str, method: str, key: jax.Array, quick: bool) -> 
 # %% ../../nbs/experiments/08_bench_posteriors.ipynb #08a00017
 FIGURES = ("mmd2", "mean_error", "sd_error", "seconds", "target_evaluations")
 NOTHING = dict.fromkeys(FIGURES)  # of a method that failed
+BEST_OF = ("svgd", "msip")  # methods with several settings
 
 
 @dataclass(frozen=True)
@@ -224,7 +252,7 @@ class OnProblem(Part):
             names = ("nuts", "nuts_all") if self.method == "nuts" else (self.method,)
             return {name: NOTHING | {"error": str(problem_met)} for name in names}
         figures = {name: look(self.problem, ran) for name, ran in found.items()}
-        return {"svgd": best_setting(figures)} if self.method == "svgd" else figures
+        return {self.method: best_setting(figures)} if self.method in BEST_OF else figures
 
 
 def look(problem: str, ran: Ran) -> dict:
@@ -267,7 +295,7 @@ def by_draws(key: jax.Array, problem: str, repetitions: int = 20) -> dict:
 
 # %% ../../nbs/experiments/08_bench_posteriors.ipynb #08a0001a
 QUICK = ("banana", "label_switching")
-NUMBERS = {"independent": 0, "mmdfw": 1, "svgd": 2, "nuts": 3, "pathfinder": 4}
+NUMBERS = {"independent": 0, "mmdfw": 1, "svgd": 2, "nuts": 3, "pathfinder": 4, "msip": 5}
 
 
 def posterior_parts(settings: Settings) -> list:
@@ -384,6 +412,7 @@ def summarise_posteriors(found: Findings) -> dict:
         "within_2_sd": mean_coverage([run for name in each if name in POSTERIORS for run in each[name]]),
         "left_out": left_out,
         "svgd_settings": [f"rate {rate}, {steps} steps" for rate, steps in SVGD_SETTINGS],
+        "msip_settings": list(MSIP_SETTINGS),
         "runs": [{name: runs[i] for name, runs in each.items()} for i in range(len(found.trials))],
     }
 
@@ -393,7 +422,7 @@ def rows_of(summary: dict) -> list:  # of cells
     rows = []
     for name, one in (summary["posteriors"] | summary["shapes"]).items():
         ours, show = one["mmdfw"], lambda value: "-" if value is None else f"{value:.2g}"
-        mmd2 = [show(one[method]["mmd2"]) for method in LOOKS]
+        mmd2 = [show(one.get(method, NOTHING)["mmd2"]) for method in LOOKS]
         rest = [show(ours[figure]) for figure in ("mean_error", "sd_error", "within_2_sd", "seconds")]
         verdicts = ", ".join(sorted({str(verdict) for verdict in ours["verdicts"]}))
         rows.append([name, one["dimension"], *mmd2, *rest, show(one["nuts"]["seconds"]), verdicts])
@@ -414,6 +443,7 @@ LOOKS = {  # method -> colour, marker
     "nuts": (colors["nuts"], "D"),
     "nuts_all": (hues["olive"], "d"),
     "pathfinder": (hues["purple"], "s"),
+    "msip": (hues["teal"], "^"),
 }
 HEAD = ("target", "d", *LOOKS, "mean error", "sd error", "within 2 sd", "seconds", "of NUTS", "verdicts")
 
@@ -423,8 +453,9 @@ def plot_dots(summary: dict, figure: str, ax=None):
     ax = ax or plt.gca()
     table = summary["posteriors"] | summary["shapes"]
     for method, (color, marker) in LOOKS.items():
-        rows = [row for row, one in enumerate(table.values()) if one[method][figure] is not None]
-        values = [one[method][figure] for one in table.values() if one[method][figure] is not None]
+        reached = [one.get(method, NOTHING)[figure] for one in table.values()]
+        rows = [row for row, value in enumerate(reached) if value is not None]
+        values = [value for value in reached if value is not None]
         sure = [set(one["mmdfw"]["verdicts"]) == {"trusted"} for one in table.values()]
         filled = [method != "mmdfw" or sure[row] for row in rows]
         faces = [color if full else "white" for full in filled]
@@ -447,7 +478,7 @@ def draw_posteriors(found: Findings) -> dict:  # of figures
     for name, label in labels.items():
         drawn[name], ax = plt.subplots(figsize=(8, 1.6 + 0.28 * num))
         plot_dots(found.summary, name, ax).set_xlabel(label)
-        ax.legend(fontsize=8, ncols=6, loc="lower center", bbox_to_anchor=(0.4, 1.0))
+        ax.legend(fontsize=8, ncols=7, loc="lower center", bbox_to_anchor=(0.4, 1.0))
     return drawn
 
 
@@ -462,7 +493,7 @@ def say_posteriors(found: Findings) -> list:  # of lines
 EXPERIMENTS = (
     Experiment(
         "posteriors",
-        "real posteriors and hard shapes: MMD^2 to reference draws from cold, ours beside SVGD, NUTS and Pathfinder",
+        "real posteriors and hard shapes: MMD^2 to reference draws from cold, ours beside five rivals",
         posterior_parts,
         summarise_posteriors,
         draw_posteriors,
@@ -482,7 +513,8 @@ def beaten(summary: dict) -> list:  # of sentences
     lines = []
     for name, one in (summary["posteriors"] | summary["shapes"]).items():
         ours = or_inf(one["mmdfw"]["mmd2"])
-        ahead = {method: one[method]["mmd2"] for method in LOOKS if or_inf(one[method]["mmd2"]) < ours}
+        others = {method: or_inf(one.get(method, NOTHING)["mmd2"]) for method in LOOKS}
+        ahead = {method: value for method, value in others.items() if value < ours}
         if ahead:
             lines.append(
                 f"{name}: {', '.join(f'{method} {value:.2g}' for method, value in ahead.items())}, ours {ours:.2g}"
