@@ -21,7 +21,7 @@ from mmdfw.embeddings._paths import FRESH, Guess, Paths, fresh_bound, sharpened
 from mmdfw.kernels._kernel import in_units
 from mmdfw.kernels._multiscale import FULL_METRIC, metric_root
 from mmdfw.samplers._chains import mean_error
-from mmdfw.samplers._pooled import Chains, pooled_nuts, pooled_starts
+from mmdfw.samplers._pooled import MAX_DIVERGENT, Chains, pooled_nuts, pooled_starts
 
 # %% ../nbs/library/79_ladder.ipynb #b7c87cc4
 class Stand(NamedTuple):
@@ -195,7 +195,7 @@ def stand_on_chains(target: Target, chains: Chains, budget: Budget) -> Stand:
     findings = (
         Finding("R-hat less one", float(np.max(chains.rhat)) - 1, 0.02, 0.1, WORDS["rhat"]),
         size_finding(size, budget),
-        Finding("share of divergent draws", chains.divergences / len(flat), 0.005, 0.1, WORDS["divergent"]),
+        Finding("share of divergent draws", chains.divergences / len(flat), MAX_DIVERGENT, 0.1, WORDS["divergent"]),
         *stein,
     )
     name = f"{len(flat):,} draws of {num_chains} chains worth {size:.0f}"

@@ -315,7 +315,8 @@ def bent_chart(points: Float[np.ndarray, "n d"], driver: int, eps: float) -> Ben
     return Bent(order, value.mean(), value.std(), knots, centre, np.exp(-logs) * np.stack(away), logs, units)
 
 # %% ../../nbs/library/78_pooled.ipynb #b7800012
-MIN_GAIN = 0.5  # nats for each draw that bent coordinates must bring
+MIN_GAIN = 0.05  # nats for each draw that bent coordinates must bring: beyond the noise of some thousand draws
+CLEAR_GAIN = 0.2  # likewise, where nothing else is wrong with the draws
 
 jitted_fit = jax.jit(  # (n,): log density, at points, of the Gaussian that is standard in these coordinates
     lambda chart, x: jax.vmap(lambda u: -0.5 * u @ u - chart.log_volume(u))(jax.vmap(chart.coordinates)(x))
@@ -331,7 +332,7 @@ def likely_drivers(points: Float[np.ndarray, "n d"], num: int) -> np.ndarray:  #
     return np.argsort(-np.sum(size**2 + bend**2, 1))[:num]
 
 
-def find_driver(draws: Float[np.ndarray, "n chains d"], eps: float) -> int | None:
+def find_driver(draws: Float[np.ndarray, "n chains d"], eps: float, least: float = MIN_GAIN) -> int | None:
     "The unknown whose bent coordinates fit the other half of the chains best, if much better than straight ones."
     d = draws.shape[2]
     if d < 2 or d > FULL_METRIC:
@@ -339,12 +340,13 @@ def find_driver(draws: Float[np.ndarray, "n chains d"], eps: float) -> int | Non
     learn, test = draws[:, ::2].reshape(-1, d), draws[:, 1::2].reshape(-1, d)
     straight = jitted_fit(pooled_metric(learn, np.diag(learn.std(0) + 1e-30), eps), test)
     drivers = likely_drivers(learn, 3)
-    gains = [float(np.median(jitted_fit(bent_chart(learn, i, eps), test) - straight)) for i in drivers]
-    return int(drivers[np.argmax(gains)]) if max(gains) > MIN_GAIN else None
+    gain = lambda driver: np.asarray(jitted_fit(bent_chart(learn, driver, eps), test) - straight, float)
+    gains = [np.mean(np.clip(np.nan_to_num(gain(driver), nan=-10.0), -10, 10)) for driver in drivers]
+    return int(drivers[np.argmax(gains)]) if max(gains) > least else None
 
 # %% ../../nbs/library/78_pooled.ipynb #b7800014
 ACCEPTANCES = 0.8, 0.95, 0.99  # aimed at in turn
-MAX_DIVERGENT = 1 / 200  # of the draws
+MAX_DIVERGENT = 1 / 2000  # of the draws
 MOST_NUMBERS = 2**24  # kept of draws, at most
 
 
@@ -430,15 +432,18 @@ LOW_SHARE = 0.1  # of the draws: an ESS that asks for other coordinates
 
 
 def change(key: Key[Array, ""], target: Target, pool: Pool, recent: list, verdict: Verdict, bar: Any) -> tuple | None:
-    "Other coordinates or smaller steps for chains that do badly, warmed up; -> Pool, the last windows."
+    "Other coordinates or smaller steps for chains that do badly or pass by a neck; -> Pool, the last windows."
     diverges = verdict.divergences > MAX_DIVERGENT * verdict.num
     slow = verdict.ess.min() < LOW_SHARE * verdict.num and verdict.rhat.max() < 1.5
-    if not (diverges or slow):
+    fine = not verdict.problem
+    if not (diverges or slow or fine):
         return None
     eps, d = float(jnp.finfo(target.dtype).eps), target.dimension
     bent = isinstance(pool.chart, Bent)
     draws = np.concatenate([m.positions for m in recent]).astype(float)
-    driver = int(pool.chart.order[0]) if bent else find_driver(draws, eps)
+    driver = int(pool.chart.order[0]) if bent else find_driver(draws, eps, CLEAR_GAIN if fine else MIN_GAIN)
+    if fine and (bent or driver is None):
+        return None
     if bent or driver is None:
         later = [each for each in ACCEPTANCES if each > pool.acceptance]
         if not (diverges and later):
@@ -472,12 +477,14 @@ def keep_drawing(key: Key[Array, ""], target: Target, pool: Pool, recent: list, 
                 continue
             verdict = judge(record, goal)
             bar.set_postfix_str(f"R-hat {verdict.rhat.max():.3f}, ESS {verdict.ess.min():.0f}")
-            if done or (enough and not verdict.problem):
+            if done:
                 break
             look = max(goal.num_first, int(1.25 * look))
             changed = None
             if (enough or verdict.divergences > MAX_DIVERGENT * verdict.num) and not over(pool.evaluations, 0.6):
                 changed = change(change_key, target, pool, recent, verdict, bar)
+            if changed is None and enough and not verdict.problem:
+                break
             if changed is not None:
                 (pool, recent), record, last, look = changed, Record(most), record, 2 * WINDOW
     except KeyboardInterrupt:
