@@ -69,7 +69,7 @@ def refinement_objective(
     return w @ weighed.gram @ w / 2 - w @ weighed.means
 
 # %% ../nbs/theory/52_refinement.ipynb #f74839f0
-SIZES = 32  # arrays of particles come in multiples of it
+SIZES = 32  # arrays of particles are padded to multiples of it
 
 
 def slope(kernel: Kernel, embedding: Embedding, positions: jax.Array, weights: jax.Array) -> tuple:
@@ -171,6 +171,19 @@ class Walk:
         if not self.history[-2] - self.history[-1] > self.tolerance * mmd2:
             raise StopIteration
 
+# %% ../nbs/theory/52_refinement.ipynb #c11244f7
+def run_walk(
+    weigher: Weigher, positions: np.ndarray, start: np.ndarray, max_steps: int, tolerance: float, on_chunk: Callable
+) -> Walk:
+    "L-BFGS steps from given positions, until little is gained."
+    walk = Walk(weigher, positions, start, tolerance, on_chunk)
+    options = dict(maxiter=max_steps, maxfun=4 * max_steps, maxcor=10, ftol=0.0, gtol=0.0)
+    minimize(walk.loss, walk.first, jac=True, method="L-BFGS-B", callback=walk.note, options=options)
+    if walk.steps % CHUNK or len(walk.history) == 1:
+        walk.history.append(min(walk.best, walk.history[-1]))
+        on_chunk(walk.steps, 2 * max(walk.history[-1] + walk.half, 0.0))
+    return walk
+
 # %% ../nbs/theory/52_refinement.ipynb #f60fb087
 class Refined(NamedTuple):
     "Particles that were moved together, their weights, and how the walk went."
@@ -207,16 +220,3 @@ def refine(
     w, gram, means = (np.asarray(array, float) for array in (weighed.weights, weighed.gram, weighed.means))
     mmd2 = max(w @ gram @ w - 2 * w @ means + float(embedding.double_integral), 0.0)
     return Refined(on_device(best), weighed, mmd2, np.array(walk.history), walk.passes)
-
-# %% ../nbs/theory/52_refinement.ipynb #c11244f7
-def run_walk(
-    weigher: Weigher, positions: np.ndarray, start: np.ndarray, max_steps: int, tolerance: float, on_chunk: Callable
-) -> Walk:
-    "Steps of L-BFGS until little is gained."
-    walk = Walk(weigher, positions, start, tolerance, on_chunk)
-    options = dict(maxiter=max_steps, maxfun=4 * max_steps, maxcor=10, ftol=0.0, gtol=0.0)
-    minimize(walk.loss, walk.first, jac=True, method="L-BFGS-B", callback=walk.note, options=options)
-    if walk.steps % CHUNK or len(walk.history) == 1:
-        walk.history.append(min(walk.best, walk.history[-1]))
-        on_chunk(walk.steps, 2 * max(walk.history[-1] + walk.half, 0.0))
-    return walk

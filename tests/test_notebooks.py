@@ -234,7 +234,6 @@ KNOWN_PACE = {
     "library/80_fit": (1, 1),
     "theory/21_embedding": (1, 0),
     "theory/50_loop": (3, 0),
-    "theory/52_refinement": (1, 0),
 }
 
 
