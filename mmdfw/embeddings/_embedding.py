@@ -121,7 +121,7 @@ def smoothed(
 
 # %% ../../nbs/theory/21_embedding.ipynb #34c138c0
 def rbf_double_integral(kernel: RBF, mixture: GaussianMixture) -> Float[Array, ""]:
-    "E k(x, x') over two draws: each pair of components is a normal density of their difference."
+    "E k(x, x') over two independent draws: a sum over pairs of components, each a normal density of their difference."
     smooth = smoothed(mixture, kernel.lengthscale)
 
     def pair(mean, root, other_mean, other_root):
@@ -175,7 +175,7 @@ def mixture_in_units(mixture: GaussianMixture, kernel: MultiscaleRBF) -> Gaussia
     roots = jax.vmap(lambda root: in_units(root.T, kernel.root).T)(jnp.asarray(mixture.roots))
     return GaussianMixture(mixture.weights, means, roots)
 
-
+# %% ../../nbs/theory/21_embedding.ipynb #e803c744
 @pytree_dataclass
 class ExactMultiscale(Embedding):
     "mu_p of a Gaussian mixture under a mean of RBFs in a metric, in closed form."
