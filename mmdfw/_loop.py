@@ -52,22 +52,6 @@ class State(NamedTuple):
     calls: jax.Array  # calls of the oracle so far, and one for each first particle: each has a key of its own
     memory: Any = None  # the oracle's
 
-# %% ../nbs/theory/50_loop.ipynb #ea9c10b8
-class Info(NamedTuple):
-    "What one step did."
-
-    accepted: jax.Array  # bool: at least one particle was added, or moved to again
-    count: jax.Array  # particles after the step
-    discrepancy: jax.Array  # MMD^2 by the embedding, or KSD^2 for the particle embedding
-    gap: (
-        jax.Array
-    )  # duality gap before the step, at the best point that the oracle has seen; NaN where it has not looked
-    step_size: jax.Array  # NaN for full correction
-    delta: jax.Array  # the oracle's accuracy against the best that it has seen
-    jitter: jax.Array  # largest jitter that the new rows of the factor took
-    evaluations: jax.Array  # in total
-    rejected: jax.Array  # in total
-
 # %% ../nbs/theory/50_loop.ipynb #ea9a7b43
 def empty_state(parts: Components, capacity: int, like: jax.Array) -> State:
     "No particles yet; `like` is one (d,) point that gives dimension and dtype."
@@ -187,6 +171,20 @@ def discrepancy(parts: Components, state: State) -> jax.Array:
         return mmd2_from_parts(w, state.gram, state.means, parts.embedding.double_integral)
     scored = Scored(state.particles.position, state.particles.score)
     return jnp.maximum(w @ parts.kernel.stein_gram(scored, scored) @ w, 0.0)
+
+# %% ../nbs/theory/50_loop.ipynb #ea9c10b8
+class Info(NamedTuple):
+    "What one step did."
+
+    accepted: jax.Array  # bool: at least one particle was added, or moved to again
+    count: jax.Array  # particles after the step
+    discrepancy: jax.Array  # MMD^2 by the embedding, or KSD^2 for the particle embedding
+    gap: jax.Array  # duality gap before the step, at the best point that the oracle has seen; NaN if it did not look
+    step_size: jax.Array  # NaN for full correction
+    delta: jax.Array  # the oracle's accuracy against the best that it has seen
+    jitter: jax.Array  # largest jitter that the new rows of the factor took
+    evaluations: jax.Array  # in total
+    rejected: jax.Array  # in total
 
 # %% ../nbs/theory/50_loop.ipynb #1af592ab
 def step(parts: Components, key: jax.Array, state: State, most: int = 2**31 - 1) -> tuple:  # -> State, Info
@@ -350,7 +348,7 @@ class Until:
 
 
 def close_enough(info: Info, gap: float) -> bool:
-    "The gap says so, and the step that measured it has made nothing worse; a gap that nobody measured is NaN."
+    "Whether the gap is small enough, and the step that measured it made nothing worse; an unmeasured gap is NaN."
     return bool(info.gap <= gap) and not bool(info.discrepancy > gap)
 
 # %% ../nbs/theory/50_loop.ipynb #bf1ab480
@@ -447,24 +445,10 @@ def paced(clock: Callable, end: float, piece: int) -> Iterator:  # of floats
         pace = took if taken <= 2 * piece else 0.5 * (pace + took)  # the first piece compiles
 
 # %% ../nbs/theory/50_loop.ipynb #c2be5c20
-class Growth(NamedTuple):
-    "What growth has come to."
-
-    parts: Components  # settled: the first particles may have set the kernel's numbers
-    state: State
-    infos: list  # of Info, one for each step
-    interrupted: bool = False  # by the user, or from outside
-
-
 @jax.jit
 def jitted_ask(parts: Components, key: jax.Array, state: State) -> Proposal:
     "One call of the oracle in a run: its key comes from the run's key and the number of calls so far."
     return _plain(parts.oracle(jax.random.fold_in(key, state.calls), problem_of(parts, state)))
-
-
-@jax.jit
-def _answer(parts, search, state):
-    return _plain(parts.oracle.answer(search, problem_of(parts, state)))
 
 
 def _plain(answer: Proposal) -> Proposal:
@@ -477,12 +461,6 @@ jitted_room = jax.jit(with_capacity, static_argnums=1)
 jitted_discrepancy = jax.jit(discrepancy)
 _empty = jax.jit(empty_state, static_argnums=1)
 _take_in, _settle = jax.jit(take_in), jax.jit(settle)
-_begin = jax.jit(lambda parts, key, state: parts.oracle.begin(key, problem_of(parts, state)))
-
-
-@jax.jit
-def _advance(parts, key, search, state, total, rows):
-    return parts.oracle.advance(key, search, problem_of(parts, state), total, rows)
 
 # %% ../nbs/theory/50_loop.ipynb #8e0a968c
 def next_step(parts: Components, key: jax.Array, state: State, most: int) -> tuple:  # -> State, Info
@@ -519,49 +497,38 @@ def first_state(parts: Components, positions: jax.Array, capacity: int) -> State
     state, _ = accept_now(parts, state, answer, 2**31 - 1)
     return state._replace(calls=on_device(np.int32(len(points))))
 
-# %% ../nbs/theory/50_loop.ipynb #a43f3810
-def grow(
-    key: jax.Array,  # of the run: a run that goes on takes the same one
-    parts: Components,
-    state: State,  # may be empty
-    until: Until,
-    watch: Watch | None = None,
-    feed: Callable | None = None,  # number of steps -> rows from outside, for oracles that take them
-) -> Growth:
-    "Add particles until it is time to stop, or the oracle fails, or the user interrupts; what there is is kept."
-    check_parts(parts)
-    watch, infos, interrupted = watch or Watch(), [], False
-    watch.begin(until, int(state.particles.count))
-    try:
-        while not until.reached(state, infos[-1] if infos else None, watch.spent):
-            parts, state, info = _grow_once(key, parts, state, until, watch, feed)
-            infos.append(info)
-            if not bool(info.accepted):
-                warn_user(f"{_reason(infos)}: stopped with {_so_many(state, until)}")
-                break
-            watch.stepped(parts, state, info)
-    except (KeyboardInterrupt, GrowthStopped) as stop:
-        if not int(state.particles.count):
-            raise
-        interrupted = True
-        warn_user(f"{str(stop) or 'interrupted'}: {_so_many(state, until)} are kept, an unfinished step is not")
-    finally:
-        watch.bar.close()
-    return Growth(parts, state, infos, interrupted)
+# %% ../nbs/theory/50_loop.ipynb #af3e038f
+def _run_pieces(
+    key, parts: Components, state: State, until: Until, watch: Watch, feed
+) -> Any:  # -> the search at its end
+    "One call of an oracle that takes long, piece by piece."
+    oracle, count = parts.oracle, int(state.particles.count)
+    begin_key, walk_key = jax.random.split(key)
+    search, taken = _begin(parts, begin_key, state), 0
+    for i, total in enumerate(lengths(watch, until, oracle, count)):
+        rows = None if feed is None else feed(oracle.piece)
+        search = _advance(parts, jax.random.fold_in(walk_key, i), search, state, total, rows)
+        search, taken = jax.block_until_ready(search), taken + oracle.piece
+        watch.tick(
+            oracle.piece * oracle.particles_per_step, count + oracle.particles_per_step * min(taken / total, 1.0)
+        )
+        if count == 0:  # nothing else to show yet
+            points = oracle.preview(search)
+            watch.look(points, np.full(len(points), 1 / len(points), points.dtype))
+    return search
 
 
-def _so_many(state: State, until: Until) -> str:
-    "How far it came, in words."
-    wanted = "" if until.particles is None else f" of {until.particles}"
-    return f"{int(state.particles.count)}{wanted} particles"
+@jax.jit
+def _answer(parts, search, state):
+    return _plain(parts.oracle.answer(search, problem_of(parts, state)))
 
 
-def _reason(infos: list) -> str:
-    "Why a step brought nothing."
-    before = int(infos[-2].rejected) if len(infos) > 1 else 0
-    if int(infos[-1].rejected) > before:
-        return "every start of the oracle met non-finite values"
-    return "the oracle has nothing new to offer"
+_begin = jax.jit(lambda parts, key, state: parts.oracle.begin(key, problem_of(parts, state)))
+
+
+@jax.jit
+def _advance(parts, key, search, state, total, rows):
+    return parts.oracle.advance(key, search, problem_of(parts, state), total, rows)
 
 # %% ../nbs/theory/50_loop.ipynb #a5e79ec0
 def _grow_once(
@@ -582,26 +549,6 @@ def _grow_once(
 def _with_room(state: State, room: int) -> State:
     "A state that can hold so many particles."
     return jitted_room(state, room) if room > len(state.particles.weights) else state
-
-
-def _run_pieces(
-    key, parts: Components, state: State, until: Until, watch: Watch, feed
-) -> Any:  # -> the search at its end
-    "One call of an oracle that takes long, piece by piece."
-    oracle, count = parts.oracle, int(state.particles.count)
-    begin_key, walk_key = jax.random.split(key)
-    search, taken = _begin(parts, begin_key, state), 0
-    for i, total in enumerate(lengths(watch, until, oracle, count)):
-        rows = None if feed is None else feed(oracle.piece)
-        search = _advance(parts, jax.random.fold_in(walk_key, i), search, state, total, rows)
-        search, taken = jax.block_until_ready(search), taken + oracle.piece
-        watch.tick(
-            oracle.piece * oracle.particles_per_step, count + oracle.particles_per_step * min(taken / total, 1.0)
-        )
-        if count == 0:  # nothing else to show yet
-            points = oracle.preview(search)
-            watch.look(points, np.full(len(points), 1 / len(points), points.dtype))
-    return search
 
 
 def _fill(parts: Components, state: State, answer: Proposal, most: int, room: int) -> tuple:  # -> parts, State, Info
@@ -636,6 +583,59 @@ def _fill(parts: Components, state: State, answer: Proposal, most: int, room: in
             new.rejected,
         ),
     )
+
+# %% ../nbs/theory/50_loop.ipynb #a43f3810
+class Growth(NamedTuple):
+    "What growth has come to."
+
+    parts: Components  # settled: the first particles may have set the kernel's numbers
+    state: State
+    infos: list  # of Info, one for each step
+    interrupted: bool = False  # by the user, or from outside
+
+
+def grow(
+    key: jax.Array,  # of the run: a run that goes on takes the same one
+    parts: Components,
+    state: State,  # may be empty
+    until: Until,
+    watch: Watch | None = None,
+    feed: Callable | None = None,  # number of steps -> rows from outside, for oracles that take them
+) -> Growth:
+    "Add particles until it is time to stop, the oracle fails or the user interrupts; those found so far are kept."
+    check_parts(parts)
+    watch, infos, interrupted = watch or Watch(), [], False
+    watch.begin(until, int(state.particles.count))
+    try:
+        while not until.reached(state, infos[-1] if infos else None, watch.spent):
+            parts, state, info = _grow_once(key, parts, state, until, watch, feed)
+            infos.append(info)
+            if not bool(info.accepted):
+                warn_user(f"{_reason(infos)}: stopped with {_so_many(state, until)}")
+                break
+            watch.stepped(parts, state, info)
+    except (KeyboardInterrupt, GrowthStopped) as stop:
+        if not int(state.particles.count):
+            raise
+        interrupted = True
+        warn_user(f"{str(stop) or 'interrupted'}: {_so_many(state, until)} are kept, an unfinished step is not")
+    finally:
+        watch.bar.close()
+    return Growth(parts, state, infos, interrupted)
+
+
+def _so_many(state: State, until: Until) -> str:
+    "How far it came, in words."
+    wanted = "" if until.particles is None else f" of {until.particles}"
+    return f"{int(state.particles.count)}{wanted} particles"
+
+
+def _reason(infos: list) -> str:
+    "Why a step brought nothing."
+    before = int(infos[-2].rejected) if len(infos) > 1 else 0
+    if int(infos[-1].rejected) > before:
+        return "every start of the oracle met non-finite values"
+    return "the oracle has nothing new to offer"
 
 # %% ../nbs/theory/50_loop.ipynb #25d1b3ab
 class History(NamedTuple):

@@ -232,7 +232,6 @@ KNOWN_PACE = {
     "library/79_ladder": (0, 1),
     "library/79_result": (2, 1),
     "library/80_fit": (1, 1),
-    "theory/50_loop": (3, 0),
 }
 
 
