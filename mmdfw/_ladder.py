@@ -28,7 +28,7 @@ class Stand(NamedTuple):
     "A set that stands for the target, what is known of it, and what it cost."
 
     reference: ReferenceSet
-    effective_size: float  # worth so many independent draws
+    effective_size: float  # how many independent draws it is worth
     name: str  # in words
     findings: tuple  # of Finding
     evaluations: int
@@ -41,7 +41,7 @@ class Stand(NamedTuple):
 
 
 class Budget(NamedTuple):
-    "What may be spent."
+    "What may be spent on a set that stands for the target."
 
     num_particles: int  # that the set is for
     cloud: int  # log densities of an importance cloud
@@ -55,12 +55,12 @@ class Budget(NamedTuple):
 
     @property
     def seconds(self) -> float | None:
-        "What is left of the time."
+        "Seconds that are left; None where there is no deadline."
         return None if np.isinf(self.deadline) else max(self.deadline - time.monotonic(), 1.0)
 
     @property
     def over(self) -> bool:
-        "Whether the time is."
+        "Whether the time has run out."
         return time.monotonic() >= self.deadline
 
     def part(self, spent: int, share: float = 1.0) -> "Budget":
