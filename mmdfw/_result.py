@@ -143,6 +143,127 @@ class Result:
         "Write the result to a file from which `mmdfw.load` goes on; `notes` is a dict for people."
         return save(self, path, notes)
 
+# %% ../nbs/library/79_result.ipynb #235cee52
+class Aim(NamedTuple):
+    "What particles are moved and weighed by after growth."
+
+    kernel: Kernel
+    embedding: Embedding
+    step_rule: StepRule
+
+
+def run_refinement(
+    aim: Aim, positions: jax.Array, weights: jax.Array, max_steps: int, progress: bool
+) -> Refined | None:
+    "Refinement with a progress bar; None where the user interrupts it."
+    with tqdm(total=max_steps, disable=not progress, unit="step", desc="refining") as bar:
+
+        def on_chunk(steps, value):
+            bar.set_postfix_str(f"MMD^2 {value:.2e}", refresh=False)
+            bar.update(steps - bar.n)
+
+        try:
+            return refine(aim.kernel, aim.embedding, positions, aim.step_rule, weights, max_steps, on_chunk=on_chunk)
+        except KeyboardInterrupt:
+            warn_user("interrupted: the particles are kept as they had grown, without refinement")
+            return None
+
+# %% ../nbs/library/79_result.ipynb #ce878808
+def into_box(aim: Aim, box: Any, positions: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
+    "Move particles beyond the box to its edge, and weigh all anew if there were any: -> positions, weights."
+    if box is None:
+        return positions, weights
+    inside = jnp.clip(positions, *jnp.asarray(box, positions.dtype))
+    if bool(jnp.all(inside == positions)):
+        return positions, weights
+    return inside, weigh_now(aim.kernel, aim.embedding, inside, aim.step_rule, weights).weights
+
+# %% ../nbs/library/79_result.ipynb #4d0492cc
+class Supported(NamedTuple):
+    "Particles inside the target's support."
+
+    positions: jax.Array
+    weights: jax.Array
+    moved: bool
+    evaluations: int
+    scores: Any = None  # (n, d) of the particles, where the target was asked
+
+
+def into_support(
+    key: jax.Array, parts: Components, aim: Aim, target: Target, positions: jax.Array, weights: jax.Array
+) -> Supported:
+    "Particles where the log density is not finite go to the nearest sound point of the pool, or are left out."
+    logs, scores = values_and_scores(target, positions)
+    good = np.isfinite(np.asarray(logs))
+    if good.all():
+        return Supported(positions, weights, False, 2 * len(good), scores)
+    warn_user(
+        f"{np.sum(~good)} of {len(good)} particles lay where the log density is not finite; "
+        "they were moved back or left out"
+    )
+    pool, looked = _sound_pool(key, parts.embedding, target)
+    if len(pool):
+        near = lambda points: in_units(points, parts.kernel.unit)
+        nearest = pool[jnp.argmin(squared_distances(near(positions), near(pool)), 1)]
+        positions = jnp.where(good[:, None], positions, nearest)
+    elif not good.any():
+        raise ValueError("logdensity_fn is not finite at any particle, nor at any point that stands for it")
+    else:
+        positions, weights = positions[good], weights[good] / jnp.sum(weights[good])
+    if parts.embedding.has_values:
+        weights = weigh_now(aim.kernel, aim.embedding, positions, aim.step_rule, weights).weights
+    return Supported(positions, weights, True, 2 * len(good) + looked)
+
+
+def _sound_pool(key: jax.Array, embedding: Embedding, target: Target) -> tuple:  # -> (m, d), evaluations
+    "Those points of the embedding's pool where the log density is finite."
+    pool = embedding.starts_pool(key, 2048)
+    if pool is None:
+        return jnp.zeros((0, target.dimension)), 0
+    sound = np.isfinite(np.asarray(log_densities(target, pool.points)))
+    return pool.points[sound], len(sound)
+
+# %% ../nbs/library/79_result.ipynb #51d3e26d
+def judge(
+    parts: Components,
+    positions: jax.Array,
+    weights: jax.Array,
+    mmd2: float,
+    scores: Any = None,  # (n, d), at the particles
+    peak: Any = None,  # mean of k(x, x) over the particles, where it is known
+) -> tuple:  # of findings
+    "How particles compare with what stands for the target, and with the target itself where scores are at hand."
+    embedding, found = parts.embedding, []
+    if embedding.has_values and not parts.kernel.zero_mean:
+        peak = _mean_peak(parts.kernel, positions) if peak is None else peak
+        draw = float(peak) - float(embedding.double_integral)
+        found.append(mmd_finding(mmd2, float(embedding.error2), draw, len(weights)))
+    reference = embedding.reference
+    if reference is None:
+        return tuple(found)
+    share = np.asarray(weights, float)
+    share = share / np.sum(share)
+    points, mass = np.asarray(reference.points, float), np.asarray(reference.weights, float)
+    found += particle_findings(positions, share, points, mass)
+    found += plain_findings(np.asarray(positions, float), share, points, mass)
+    if scores is not None and len(share) > 1 and np.all(share >= 0):
+        root = metric_root(points, mass)
+        own = stein_findings(np.asarray(positions), share, scores, mass @ points, root)
+        found += [one._replace(name=f"particles: {one.name}", failed=np.inf) for one in own]
+    return tuple(found)
+
+
+_mean_peak = jax.jit(lambda kernel, points: jnp.mean(kernel.diagonal(kernel.features(points))))
+
+
+def report(result: Result) -> str:
+    "The verdict, what it rests on, and what to do about it."
+    findings = [*result.run.findings, *result.findings]
+    head = f"{result.verdict}: {len(result)} particles, {result.embedding_name}"
+    if not findings:
+        return f"{head}\n  nothing was checked: nothing stands for the target that could be"
+    return f"{head}\n{table_of(findings)}"
+
 # %% ../nbs/library/79_result.ipynb #7b055889
 def finish(
     growth,  # a Growth
@@ -209,127 +330,6 @@ def _mmd2_and_peak(parts: Components, positions: jax.Array, weights: jax.Array) 
     gram = parts.kernel.gram(*2 * (parts.kernel.features(positions),))
     means = parts.embedding.mean(positions, None)
     return mmd2_from_parts(weights, gram, means, parts.embedding.double_integral), jnp.mean(jnp.diagonal(gram))
-
-
-_mean_peak = jax.jit(lambda kernel, points: jnp.mean(kernel.diagonal(kernel.features(points))))
-
-
-class Aim(NamedTuple):
-    "What particles are moved and weighed by after growth."
-
-    kernel: Kernel
-    embedding: Embedding
-    step_rule: StepRule
-
-# %% ../nbs/library/79_result.ipynb #235cee52
-def run_refinement(
-    aim: Aim, positions: jax.Array, weights: jax.Array, max_steps: int, progress: bool
-) -> Refined | None:
-    "Refinement with a progress bar; None where the user interrupts it."
-    with tqdm(total=max_steps, disable=not progress, unit="step", desc="refining") as bar:
-
-        def on_chunk(steps, value):
-            bar.set_postfix_str(f"MMD^2 {value:.2e}", refresh=False)
-            bar.update(steps - bar.n)
-
-        try:
-            return refine(aim.kernel, aim.embedding, positions, aim.step_rule, weights, max_steps, on_chunk=on_chunk)
-        except KeyboardInterrupt:
-            warn_user("interrupted: the particles are kept as they had grown, without refinement")
-            return None
-
-
-class Supported(NamedTuple):
-    "Particles inside the target's support."
-
-    positions: jax.Array
-    weights: jax.Array
-    moved: bool
-    evaluations: int
-    scores: Any = None  # (n, d) of the particles, where the target was asked
-
-
-def into_support(
-    key: jax.Array, parts: Components, aim: Aim, target: Target, positions: jax.Array, weights: jax.Array
-) -> Supported:
-    "Particles where the log density is not finite go to the nearest sound point of the pool, or are left out."
-    logs, scores = values_and_scores(target, positions)
-    good = np.isfinite(np.asarray(logs))
-    if good.all():
-        return Supported(positions, weights, False, 2 * len(good), scores)
-    warn_user(
-        f"{np.sum(~good)} of {len(good)} particles lay where the log density is not finite; "
-        "they were moved back or left out"
-    )
-    pool, looked = _sound_pool(key, parts.embedding, target)
-    if len(pool):
-        near = lambda points: in_units(points, parts.kernel.unit)
-        nearest = pool[jnp.argmin(squared_distances(near(positions), near(pool)), 1)]
-        positions = jnp.where(good[:, None], positions, nearest)
-    elif not good.any():
-        raise ValueError("logdensity_fn is not finite at any particle, nor at any point that stands for it")
-    else:
-        positions, weights = positions[good], weights[good] / jnp.sum(weights[good])
-    if parts.embedding.has_values:
-        weights = weigh_now(aim.kernel, aim.embedding, positions, aim.step_rule, weights).weights
-    return Supported(positions, weights, True, 2 * len(good) + looked)
-
-
-def _sound_pool(key: jax.Array, embedding: Embedding, target: Target) -> tuple:  # -> (m, d), evaluations
-    "Those points of the embedding's pool where the log density is finite."
-    pool = embedding.starts_pool(key, 2048)
-    if pool is None:
-        return jnp.zeros((0, target.dimension)), 0
-    sound = np.isfinite(np.asarray(log_densities(target, pool.points)))
-    return pool.points[sound], len(sound)
-
-# %% ../nbs/library/79_result.ipynb #ce878808
-def into_box(aim: Aim, box: Any, positions: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
-    "Particles beyond the box at its edge, and all weighed anew: -> positions, weights."
-    if box is None:
-        return positions, weights
-    inside = jnp.clip(positions, *jnp.asarray(box, positions.dtype))
-    if bool(jnp.all(inside == positions)):
-        return positions, weights
-    return inside, weigh_now(aim.kernel, aim.embedding, inside, aim.step_rule, weights).weights
-
-# %% ../nbs/library/79_result.ipynb #51d3e26d
-def judge(
-    parts: Components,
-    positions: jax.Array,
-    weights: jax.Array,
-    mmd2: float,
-    scores: Any = None,  # (n, d), at the particles
-    peak: Any = None,  # mean of k(x, x) over the particles, where it is known
-) -> tuple:  # of findings
-    "How particles compare with what stands for the target, and with the target itself where scores are at hand."
-    embedding, found = parts.embedding, []
-    if embedding.has_values and not parts.kernel.zero_mean:
-        peak = _mean_peak(parts.kernel, positions) if peak is None else peak
-        draw = float(peak) - float(embedding.double_integral)
-        found.append(mmd_finding(mmd2, float(embedding.error2), draw, len(weights)))
-    reference = embedding.reference
-    if reference is None:
-        return tuple(found)
-    share = np.asarray(weights, float)
-    share = share / np.sum(share)
-    points, mass = np.asarray(reference.points, float), np.asarray(reference.weights, float)
-    found += particle_findings(positions, share, points, mass)
-    found += plain_findings(np.asarray(positions, float), share, points, mass)
-    if scores is not None and len(share) > 1 and np.all(share >= 0):
-        root = metric_root(points, mass)
-        own = stein_findings(np.asarray(positions), share, scores, mass @ points, root)
-        found += [one._replace(name=f"particles: {one.name}", failed=np.inf) for one in own]
-    return tuple(found)
-
-
-def report(result: Result) -> str:
-    "The verdict, what it rests on, and what to do about it."
-    findings = [*result.run.findings, *result.findings]
-    head = f"{result.verdict}: {len(result)} particles, {result.embedding_name}"
-    if not findings:
-        return f"{head}\n  nothing was checked: nothing stands for the target that could be"
-    return f"{head}\n{table_of(findings)}"
 
 # %% ../nbs/library/79_result.ipynb #828762a3
 def add(

@@ -229,7 +229,6 @@ def idle_and_long(code_cells) -> tuple:
 
 
 KNOWN_PACE = {
-    "library/79_result": (2, 1),
     "library/80_fit": (1, 1),
 }
 
