@@ -228,23 +228,11 @@ def idle_and_long(code_cells) -> tuple:
     return idle, len(re.findall("x{4,}", "".join("x" if names else "." for names in given)))
 
 
-KNOWN_PACE = {
-    "library/80_fit": (1, 1),
-}
-
-
 def test_what_is_exported_is_used_at_once():
     "An exported cell is used by one of the next two code cells, and no more than three follow one another."
     found = {named(path): idle_and_long(list(code(path))) for path in NOTEBOOKS}
-    found = {name: numbers for name, numbers in found.items() if any(numbers)}
-    more = {
-        name: numbers
-        for name, numbers in found.items()
-        if any(have > known for have, known in zip(numbers, KNOWN_PACE.get(name, (0, 0))))
-    }
-    assert not more, f"(exported cells not used at once, rows of more than three), known are fewer: {more}"
-    fewer = {name: found.get(name, (0, 0)) for name in KNOWN_PACE if KNOWN_PACE[name] != found.get(name)}
-    assert not fewer, f"mended, so write it into KNOWN_PACE: {fewer}"
+    bad = {name: numbers for name, numbers in found.items() if any(numbers)}
+    assert not bad, f"(exported cells not used at once, rows of more than three): {bad}"
 
 
 def test_idle_cells_are_noticed():
