@@ -135,7 +135,7 @@ def test_linear_maps_do_not_matter(d, seed):
 
 
 def centred_groups():
-    "Twenty groups of five with a centred hierarchy, and the exact mean and sd of log tau by a grid over three unknowns."
+    "Twenty groups of five with a centred hierarchy, and the mean and sd of log tau by a grid over three unknowns."
     rng = np.random.default_rng(11)
     y = rng.normal(5.0, 1.5, (20, 1)) + 3.0 * rng.normal(size=(20, 5))
 
