@@ -27,16 +27,17 @@ def svgd_direction(
     chunk_size: int | None = None,  # rows of the Gram matrix at a time: memory; all if None
 ) -> Float[Array, "n d"]:
     "Where SVGD moves each particle: mean_j k(x_j, x_i) s(x_j) + grad_{x_j} k(x_j, x_i), by two matrix products."
+    x = positions - jnp.mean(positions, 0)
+    h2 = jnp.asarray(lengthscale) ** 2
+    right = jnp.concatenate([scores - x / h2, jnp.ones_like(x[:, :1])], 1)
 
     def at(some):
-        gram = RBF(lengthscale).matrix(some, positions)
-        product = lambda right: jnp.matmul(gram, right, precision="highest")
-        repulsion = (some * jnp.sum(gram, 1, keepdims=True) - product(positions)) / jnp.asarray(lengthscale) ** 2
-        return (product(scores) + repulsion) / len(positions)
+        both = jnp.matmul(RBF(lengthscale).matrix(some, x), right, precision="highest")
+        return (both[:, :-1] + both[:, -1:] * some / h2) / len(x)
 
-    if chunk_size is None or chunk_size >= len(positions):
-        return at(positions)
-    return jax.lax.map(lambda x: at(x[None])[0], positions, batch_size=chunk_size)
+    if chunk_size is None or chunk_size >= len(x):
+        return at(x)
+    return jax.lax.map(lambda one: at(one[None])[0], x, batch_size=chunk_size)
 
 # %% ../../nbs/theory/55_svgd.ipynb #544b10e3
 def take_scores(
