@@ -56,8 +56,8 @@ def lone_width(position: jax.Array, particles: Particles) -> jax.Array:  # (d,)
     return jnp.where(h2 > 0, jnp.sqrt(jnp.where(h2 > 0, h2, 1.0)), 1.0).astype(position.dtype)
 
 # %% ../../nbs/library/75_batches.ipynb #da84537a
-HELD = 10  # steps for which the repulsion of particles that stay is held
-SHARE = 20  # of them that may be asked in a step, on average, where they are many
+HELD = 20  # steps for which the repulsion of particles that stay is held
+SHARE = 10  # of them that may be asked in a step, on average, where they are many
 
 
 def held_for(num: int) -> int:
