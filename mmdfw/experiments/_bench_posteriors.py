@@ -6,7 +6,7 @@
 __all__ = []
 
 # %% ../../nbs/experiments/08_bench_posteriors.ipynb #08a00003
-import json, os, subprocess, sys, tempfile, warnings
+import json, warnings
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -15,7 +15,7 @@ import jax, jax.numpy as jnp, matplotlib.pyplot as plt, numpy as np, optax
 from blackjax.vi import pathfinder
 from mmdfw.experiments._bench_logistic import evenly
 from mmdfw.experiments._bench_mixture import judge_in_float64
-from mmdfw.experiments._framework import Experiment, Findings, Part, Settings, Trial, timed
+from mmdfw.experiments._framework import Experiment, Findings, Part, Settings, Trial, in_fresh_process, timed
 from mmdfw.experiments._posteriors import POSTERIORS
 from mmdfw.experiments._shapes import SHAPES
 from mmdfw._fit import fit
@@ -180,8 +180,7 @@ def by_msip(key: jax.Array, logdensity: Callable, dimension: int, quick: bool) -
 METHODS = {"mmdfw": by_fit, "svgd": by_svgd, "nuts": by_nuts, "pathfinder": by_pathfinder, "msip": by_msip}
 
 # %% ../../nbs/experiments/08_bench_posteriors.ipynb #08a00014
-CHILD = "import sys; from mmdfw.experiments._bench_posteriors import child; child(*sys.argv[1:])"
-WARM = ("JAX_COMPILATION_CACHE_DIR", "JAX_ENABLE_X64", "JAX_DISABLE_MOST_OPTIMIZATIONS")
+MODULE = "mmdfw.experiments._bench_posteriors"
 
 
 def child(asked: str, path: str):
@@ -198,29 +197,18 @@ def child(asked: str, path: str):
     np.savez(path, took=json.dumps(took), **{name: np.asarray(array) for name, array in arrays.items()})
 
 
-def environment_of(quick: bool) -> dict:
-    "The environment of a child: nothing is compiled before, but for the quick form."
-    plain = {name: value for name, value in os.environ.items() if name not in WARM}
-    plain |= {"OPENBLAS_NUM_THREADS": "1"}  # two run at once, and small matrices need no threads
-    cache = jax.config.jax_compilation_cache_dir
-    kept = {"JAX_COMPILATION_CACHE_DIR": cache, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"} if cache else {}
-    return plain | ({"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"} | kept if quick else {})
+def read_runs(path: Path) -> dict:  # name -> Ran
+    "What a child left in a file."
+    with np.load(path) as file:
+        took = json.loads(str(file["took"]))
+        weights = {name: file[f"weights {name}"] if f"weights {name}" in file else None for name in took}
+        return {name: Ran(file[f"positions {name}"], weights[name], *took[name]) for name in took}
 
 
-def in_fresh_process(problem: str, method: str, key: jax.Array, quick: bool) -> dict:  # name -> Ran
+def run_alone(problem: str, method: str, key: jax.Array, quick: bool) -> dict:  # name -> Ran
     "What a method gives in a process of its own."
-    asked = json.dumps([problem, method, np.asarray(jax.random.key_data(key)).tolist(), quick])
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "found.npz"
-        command = [sys.executable, "-c", CHILD, asked, str(path)]
-        done = subprocess.run(command, env=environment_of(quick), capture_output=True, text=True)
-        if done.returncode:
-            said = done.stderr.strip().splitlines()
-            raise ChildProcessError(said[-1][:300] if said else f"the process ended with {done.returncode}")
-        with np.load(path) as file:
-            took = json.loads(str(file["took"]))
-            weights = {name: file[f"weights {name}"] if f"weights {name}" in file else None for name in took}
-            return {name: Ran(file[f"positions {name}"], weights[name], *took[name]) for name in took}
+    asked = [problem, method, np.asarray(jax.random.key_data(key)).tolist(), quick]
+    return in_fresh_process(MODULE, asked, quick, read_runs)
 
 # %% ../../nbs/experiments/08_bench_posteriors.ipynb #08a00017
 FIGURES = ("mmd2", "mean_error", "sd_error", "seconds", "target_evaluations")
@@ -247,7 +235,7 @@ class OnProblem(Part):
         if self.method == "independent":
             return {"independent": by_draws(trial.key(self.number), self.problem)}
         try:
-            found = in_fresh_process(self.problem, self.method, trial.key(self.number), trial.settings.quick)
+            found = run_alone(self.problem, self.method, trial.key(self.number), trial.settings.quick)
         except ChildProcessError as problem_met:
             names = ("nuts", "nuts_all") if self.method == "nuts" else (self.method,)
             return {name: NOTHING | {"error": str(problem_met)} for name in names}

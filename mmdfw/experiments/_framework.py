@@ -6,7 +6,7 @@
 __all__ = []
 
 # %% ../../nbs/experiments/00_framework.ipynb #6e718710
-import json, os, pkgutil, platform, shutil, signal, subprocess, threading, time
+import json, os, pkgutil, platform, shutil, signal, subprocess, sys, tempfile, threading, time
 from abc import ABC, abstractmethod
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -15,7 +15,7 @@ from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
-import jax, matplotlib.pyplot as plt
+import jax, matplotlib.pyplot as plt, numpy as np
 from tqdm import tqdm
 from mmdfw._checks import check_choice, check_count, check_positive, show_progress
 from mmdfw.data._load import load_table
@@ -431,3 +431,67 @@ def timed(run: Callable) -> tuple:  # -> what it gives, seconds
     result = run()
     jax.block_until_ready(jax.tree.leaves(getattr(result, "positions", result)))
     return result, time.perf_counter() - begin
+
+# %% ../../nbs/experiments/00_framework.ipynb #59a25a9e
+CHILD = "import sys; from importlib import import_module; import_module(sys.argv[1]).child(*sys.argv[2:])"
+WARM = ("JAX_COMPILATION_CACHE_DIR", "JAX_ENABLE_X64", "JAX_DISABLE_MOST_OPTIMIZATIONS")
+
+
+def environment_of(quick: bool) -> dict:
+    "The environment of a child: nothing is compiled before, but for the quick form."
+    plain = {name: value for name, value in os.environ.items() if name not in WARM}
+    plain |= {"OPENBLAS_NUM_THREADS": "1"}  # two run at once, and small matrices need no threads
+    cache = jax.config.jax_compilation_cache_dir
+    kept = {"JAX_COMPILATION_CACHE_DIR": cache, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"} if cache else {}
+    return plain | ({"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"} | kept if quick else {})
+
+
+def run_child(code: str, *told: str, quick: bool = False, limit: float | None = None) -> str:  # what it printed
+    "Run a program of Python in a process of its own, for at most so many seconds."
+    command = [sys.executable, "-c", code, *told]
+    try:
+        done = subprocess.run(command, env=environment_of(quick), capture_output=True, text=True, timeout=limit)
+    except subprocess.TimeoutExpired:
+        raise ChildProcessError(f"the process took more than {limit:g} seconds") from None
+    if done.returncode:
+        said = done.stderr.strip().splitlines()
+        raise ChildProcessError(said[-1][:300] if said else f"the process ended with {done.returncode}")
+    return done.stdout
+
+# %% ../../nbs/experiments/00_framework.ipynb #2d18b36c
+def read_json(path: Path) -> Any:
+    "What a file of JSON holds."
+    return json.loads(path.read_text())
+
+
+def in_fresh_process(
+    module: str,  # with a function `child`: JSON text, path -> a file there
+    asked: Any,  # what JSON can hold
+    quick: bool = False,
+    read: Callable = read_json,  # path -> what the file holds
+    limit: float | None = None,  # seconds
+) -> Any:
+    "What the `child` of a module leaves in a file, from a process of its own."
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "found.npz"
+        run_child(CHILD, module, json.dumps(asked), str(path), quick=quick, limit=limit)
+        return read(path)
+
+# %% ../../nbs/experiments/00_framework.ipynb #c3c76a71
+def take_turns(runs: dict, repeats: int) -> dict:  # name -> median seconds
+    "Runs by name, again and again in turn: the median of each, without the first, which compiles."
+    times: dict = {name: [] for name in runs}
+    for _ in range(repeats + 1):
+        for name, run in runs.items():
+            times[name].append(timed(run)[1])
+    return {name: float(np.median(each[1:])) for name, each in times.items()}
+
+
+def spread_of(values: list) -> dict:
+    "Median, smallest and largest."
+    return {"median": float(np.median(values)), "low": float(min(values)), "high": float(max(values))}
+
+
+def load_now() -> float | None:
+    "Processes that wait for a core, on average over the last minute; None where the system does not tell."
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else None

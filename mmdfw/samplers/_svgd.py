@@ -6,18 +6,14 @@
 __all__ = ['jitted_particles', 'SVGDResult', 'report_rejected', 'svgd']
 
 # %% ../../nbs/theory/55_svgd.ipynb #74fc0070
-import time
 from typing import Any, Callable, NamedTuple
 import jax, jax.numpy as jnp, numpy as np, optax
 from jax.core import Tracer
 from jaxtyping import Array, Float, Int, Key
 from mmdfw._checks import check_choice, check_count, check_positive, pytree_dataclass, warn_user
-from mmdfw._later import later
 from mmdfw._target import Density, Layout, Target, as_density, as_target, check_key, flatten_particles
 from mmdfw.kernels._kernel import RBF
-from mmdfw.kernels._lengthscale import blackjax_from_lengthscale, median_lengthscale
-
-blackjax = later("blackjax")
+from mmdfw.kernels._lengthscale import median_lengthscale
 
 # %% ../../nbs/theory/55_svgd.ipynb #be9b6af4
 def svgd_direction(
@@ -224,50 +220,3 @@ def svgd(
 def normal_logdensity(x: Float[Array, " d"]) -> Float[Array, ""]:
     "A standard normal: the cheapest target, so that a step's time is the method's own."
     return -0.5 * jnp.sum(x**2)
-
-# %% ../../nbs/theory/55_svgd.ipynb #512e653f
-ADAM = optax.adam(0.01)
-
-
-def run_blackjax(positions: Float[Array, "n d"], num_steps: int, lengthscale: float) -> Float[Array, "n d"]:
-    "BlackJAX's SVGD on the same target, in one scan."
-    theirs: Any = blackjax.svgd(jax.grad(normal_logdensity), ADAM, blackjax.vi.svgd.rbf_kernel, lambda state: state)
-    state = theirs.init(positions, {"length_scale": blackjax_from_lengthscale(lengthscale)})
-    return jax.lax.scan(lambda state, _: (theirs.step(state), None), state, length=num_steps)[0].particles
-
-
-jitted_blackjax = jax.jit(run_blackjax, static_argnums=(1, 2))
-
-
-def seconds(run: Callable) -> float:
-    "How long one call takes, until its result is there."
-    begun = time.perf_counter()
-    jax.block_until_ready(run())
-    return time.perf_counter() - begun
-
-# %% ../../nbs/theory/55_svgd.ipynb #92b5f756
-def svgd_against_blackjax(
-    key: Key[Array, ""],
-    sizes: tuple = (10, 30, 100, 300, 1000),  # numbers of particles
-    dimension: int = 55,
-    num_updates: int = 10_000,  # particles moved in one timed run, so that small sets take more steps
-    repeats: int = 5,
-) -> dict:  # size -> seconds a step of each, their ratio, and how far apart they end
-    "BlackJAX's SVGD step beside ours: a ratio above one says that ours is faster."
-    table = {}
-    h = float(np.sqrt(2.0 * dimension))
-    target = as_target(normal_logdensity, jnp.zeros(dimension))
-    for size in sizes:
-        start = jax.random.normal(jax.random.fold_in(key, size), (size, dimension))
-        steps = max(5, num_updates // size)
-        ours = lambda start=start, steps=steps: jitted_svgd(target, start, steps, ADAM, h)[0]
-        theirs = lambda start=start, steps=steps: jitted_blackjax(start, steps, h)
-        apart = float(jnp.max(jnp.abs(ours() - theirs())))  # compiles both
-        times = np.array([[seconds(ours), seconds(theirs)] for _ in range(repeats)]).min(0) / steps
-        table[size] = {
-            "mmdfw": float(times[0]),
-            "blackjax": float(times[1]),
-            "ratio": float(times[1] / times[0]),
-            "apart": apart,
-        }
-    return table
