@@ -35,6 +35,7 @@ setup(
     extras_require={
         "dev": cfg["dev_requirements"].split() + cfg["tutorials_requirements"].split(),
         "tutorials": cfg["tutorials_requirements"].split(),
+        "peers": cfg["peers_requirements"].split(),
         "cuda12": cfg["cuda12_requirements"].split(),
         "docs": cfg["docs_requirements"].split(),
     },

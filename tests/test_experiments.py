@@ -15,7 +15,7 @@ from mmdfw.data._load import load_table
 from mmdfw.data._split import split
 from mmdfw.experiments._bench_regression import summarise_regression
 from mmdfw.experiments._covertype import SPEEDUP_GOAL
-from mmdfw.experiments._framework import Findings, Settings, Trial, experiments, read_results, reproduce
+from mmdfw.experiments._framework import Findings, Settings, Trial, bench, experiments, read_results, reproduce
 from mmdfw.experiments._networks import GOALS
 from mmdfw.experiments._race import SVGD, Race, UNIT_ADAM, prior_particles
 from mmdfw.models._bnn import mlp
@@ -47,7 +47,7 @@ def test_what_there_is_is_found():
     "Both commands have what they had."
     toy, real = {"mixture", "bandwidth", "cache", "lazy", "stein-points"}, {"covertype", "naval", "protein", "year"}
     assert set(ALL) >= toy | real | {"parallel", "table1"}
-    assert set(experiments("bench")) >= {"mixture", "regression", "logistic"}
+    assert set(experiments("bench")) >= {"mixture", "regression", "logistic", "speed", "scale"}
 
 
 @pytest.mark.parametrize("experiment", EVERY, ids=lambda one: f"{one.command} {one.name}")
@@ -221,8 +221,7 @@ def test_the_rival_is_the_librarys_svgd():
 
 def test_speedups_of_the_regression_bench():
     "The best schedule is chosen by mean RMSE, and the speedup is against it."
-    bench = experiments("bench")["regression"]
-    parts = bench.parts(Settings(quick=True))
+    parts = experiments("bench")["regression"].parts(Settings(quick=True))
     curve = lambda *rmse: {
         "seconds": [1.0, 2.0],
         "rmse": list(rmse),
@@ -235,6 +234,22 @@ def test_speedups_of_the_regression_bench():
     settings = {"first_seed": 0, "quick": True}
     summary = summarise_regression(Findings("regression", settings, tuple(parts), (found,)))
     assert summary["svgd"]["setting"] == parts[2].label and summary["speedups"] == [2.0] == [summary["speedup"]]
+
+
+@pytest.mark.parametrize("name, only", [("speed", "cold"), ("scale", "particles")])
+def test_quick_form_of_what_is_timed(name, only, tmp_path):
+    "Children answer; ratios, goals, peak memory and how busy the machine was are in the file, and figures beside it."
+    written = bench(name, tmp_path / "found.json", quick=True, only=only, progress=False)
+    assert json.loads((tmp_path / "found.json").read_text())["experiment"] == name and written["said"]
+    assert len(list(tmp_path.glob("figures/*.png"))) == len(written["files"]) - 1 >= 1
+    assert written["busy"] in (True, False, None) and not written.get("failed") and not written[only].get("failed")
+    if name == "speed":
+        found = written["cold"]
+        assert set(found) == {"fit_over_svgd", "programs", "warm_fit_over_svgd"} and found["programs"]["found"] > 1
+        assert all(one["met"] == (one["found"] <= one["goal"]) for one in found.values())
+    else:
+        one = written["particles"]["sizes"]["50"]
+        assert one["cold"]["median"] > 0 and (one["peak_mib"] is None or one["peak_mib"]["median"] > 50)
 
 
 # Committed results

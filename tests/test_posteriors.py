@@ -8,7 +8,7 @@ from pathlib import Path
 import jax, jax.numpy as jnp, numpy as np, pooch, pytest
 
 from mmdfw._checks import assert_close
-from mmdfw.experiments import _bench_posteriors as bench
+from mmdfw.experiments import _bench_posteriors as bench, _framework as framework
 from mmdfw.experiments._framework import Settings, Trial, as_json, Findings
 from mmdfw.experiments._posteriors import POSTERIORS, Loaded, Problem, centre, stein_z
 from mmdfw.experiments._shapes import SHAPES
@@ -113,7 +113,7 @@ def test_a_crash_is_a_finding(small_problem, monkeypatch):
     def crash(*asked):
         raise ChildProcessError("FloatingPointError: no")
 
-    monkeypatch.setattr(bench, "in_fresh_process", crash)
+    monkeypatch.setattr(bench, "run_alone", crash)
     parts = [part for part in bench.posterior_parts(Settings(only="small"))]
     trial = {part.number: part.run(Trial(0, Settings(only="small"))) for part in parts}
     assert trial[9993]["nuts_all"]["error"] == "FloatingPointError: no" and trial[9993]["nuts"]["mmd2"] is None
@@ -131,22 +131,22 @@ def test_a_crash_is_a_finding(small_problem, monkeypatch):
 
 def test_a_child_is_cold(monkeypatch):
     "Neither 64-bit floats nor compiled code nor a lazy compiler reach it, where times are meant."
-    for name in bench.WARM:
+    for name in framework.WARM:
         monkeypatch.setenv(name, "1")
-    assert not set(bench.WARM) & set(bench.environment_of(quick=False))
-    assert "JAX_ENABLE_X64" not in bench.environment_of(quick=True)
+    assert not set(framework.WARM) & set(framework.environment_of(quick=False))
+    assert "JAX_ENABLE_X64" not in framework.environment_of(quick=True)
 
 
 def test_an_error_of_a_child_is_its_last_line():
     with pytest.raises(ChildProcessError, match="KeyError: 'nobody'"):
-        bench.in_fresh_process("nobody", "svgd", jax.random.key(0), True)
+        bench.run_alone("nobody", "svgd", jax.random.key(0), True)
 
 
 @needs_files
 def test_one_real_posterior_in_a_process_of_its_own():
     "Its files are found there, it runs in float32, and it finds what it finds here."
     key = jax.random.key(1)
-    (there,) = bench.in_fresh_process("arK", "svgd", key, True).values()
+    (there,) = bench.run_alone("arK", "svgd", key, True).values()
     data, _ = POSTERIORS["arK"].load()
     (here,) = bench.by_svgd(key, POSTERIORS["arK"].bind(jax.tree.map(jnp.asarray, data)), 7, True).values()
     assert there.positions.dtype == np.float32
