@@ -56,7 +56,8 @@ def many_rows(seed: int, size: int, quick: bool) -> Callable:
     x = (x - x.mean(0)) / np.maximum(x.std(0), 1e-3)
     target = as_target(Logistic(x.shape[1]), x, y)
     given: dict[str, Any] = dict(num_particles=5 if quick else 20, embedding="gaussian", refine=False, progress=False)
-    return lambda: fit(jax.random.key(seed), target, **given)
+    begin = target.layout.unravel(jnp.zeros(target.dimension))
+    return lambda: fit(jax.random.key(seed), target, begin, **given)
 
 
 def many_draws(seed: int, size: int, quick: bool) -> Callable:

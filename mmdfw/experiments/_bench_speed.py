@@ -53,7 +53,7 @@ def by_mmdfw(bandwidth: float | str) -> Callable:  # (n, d) start, steps -> a ru
 
 
 def by_blackjax(start: jax.Array, steps: int) -> Callable:
-    "BlackJAX's SVGD."
+    "BlackJAX's SVGD, in one scan and compiled."
     theirs: Any = blackjax.svgd(jax.grad(normal_logdensity), ADAM, rbf_kernel, lambda state: state)
     state = theirs.init(start, {"length_scale": blackjax_from_lengthscale(WIDTH)})
     run = jax.jit(lambda state: jax.lax.scan(lambda s, _: (theirs.step(s), None), state, length=steps)[0].particles)
