@@ -323,6 +323,15 @@ jitted_fit = jax.jit(  # (n,): log density, at points, of the Gaussian that is s
 )
 
 
+def bent_or_none(points: Float[np.ndarray, "n d"], driver: int, eps: float) -> Bent | None:
+    "Bent coordinates, or None where the points do not give any: two modes, or all in one place."
+    try:
+        with np.errstate(all="ignore"):
+            return bent_chart(points, driver, eps)
+    except (ValueError, np.linalg.LinAlgError):
+        return None
+
+
 def likely_drivers(points: Float[np.ndarray, "n d"], num: int) -> np.ndarray:  # (num,)
     "The unknowns that say most about the size of the others, or bend them, by correlations."
     away = points - points.mean(0)
@@ -335,13 +344,15 @@ def likely_drivers(points: Float[np.ndarray, "n d"], num: int) -> np.ndarray:  #
 def find_driver(draws: Float[np.ndarray, "n chains d"], eps: float, least: float = MIN_GAIN) -> int | None:
     "The unknown whose bent coordinates fit the other half of the chains best, if much better than straight ones."
     d = draws.shape[2]
-    if d < 2 or d > FULL_METRIC:
+    if d < 2 or d > FULL_METRIC or not np.all(draws.std((0, 1)) > 0):
         return None
     learn, test = draws[:, ::2].reshape(-1, d), draws[:, 1::2].reshape(-1, d)
     straight = jitted_fit(pooled_metric(learn, np.diag(learn.std(0) + 1e-30), eps), test)
     drivers = likely_drivers(learn, 3)
-    gain = lambda driver: np.asarray(jitted_fit(bent_chart(learn, driver, eps), test) - straight, float)
-    gains = [np.mean(np.clip(np.nan_to_num(gain(driver), nan=-10.0), -10, 10)) for driver in drivers]
+    charts = {driver: bent_or_none(learn, driver, eps) for driver in drivers}
+    gain = lambda chart: np.asarray(jitted_fit(chart, test) - straight, float)
+    usual = lambda each: np.mean(np.clip(np.nan_to_num(each, nan=-10.0), -10, 10))
+    gains = [-np.inf if chart is None else usual(gain(chart)) for chart in charts.values()]
     return int(drivers[np.argmax(gains)]) if max(gains) > least else None
 
 # %% ../../nbs/library/78_pooled.ipynb #b7800014
@@ -454,7 +465,10 @@ def change(key: Key[Array, ""], target: Target, pool: Pool, recent: list, verdic
         bar.update()
         return pool, [moves]
     for each in jax.random.split(key, 4):
-        pool = pool._replace(chart=bent_chart(points_of(recent[-4:], d), driver, eps))
+        chart = bent_or_none(points_of(recent[-4:], d), driver, eps)
+        if chart is None:
+            break
+        pool = pool._replace(chart=chart)
         pool, moves = advance(each, target, pool, True)
         bar.update()
         recent = [*recent, moves]
