@@ -21,7 +21,7 @@ from mmdfw.embeddings._paths import FRESH, Guess, Paths, fresh_bound, sharpened
 from mmdfw.kernels._kernel import in_units
 from mmdfw.kernels._multiscale import FULL_METRIC, metric_root
 from mmdfw.samplers._chains import mean_error
-from mmdfw.samplers._pooled import MAX_DIVERGENT, Chains, pooled_nuts, pooled_starts
+from mmdfw.samplers._pooled import CLEAR_GAIN, MAX_DIVERGENT, Chains, pooled_nuts, pooled_starts
 
 # %% ../nbs/library/79_ladder.ipynb #b7c87cc4
 class Stand(NamedTuple):
@@ -196,6 +196,7 @@ def stand_on_chains(target: Target, chains: Chains, budget: Budget) -> Stand:
         Finding("R-hat less one", float(np.max(chains.rhat)) - 1, 0.02, 0.1, WORDS["rhat"]),
         size_finding(size, budget),
         Finding("share of divergent draws", chains.divergences / len(flat), MAX_DIVERGENT, 0.1, WORDS["divergent"]),
+        Finding("bend that the chains did not follow, in nats", chains.bend, CLEAR_GAIN, np.inf, WORDS["bend"]),
         *stein,
     )
     name = f"{len(flat):,} draws of {num_chains} chains worth {size:.0f}"
@@ -206,6 +207,8 @@ def stand_on_chains(target: Target, chains: Chains, budget: Budget) -> Stand:
 WORDS = {
     "rhat": "runs from different starts do not agree: the target has several modes, or is hard to walk through; "
     "give a larger max_evaluations, another parametrisation (non-centred, for a hierarchy), or start= and prior=",
+    "bend": "one unknown drives the width of others, as in a funnel, and chains may have passed by its neck: "
+    "give a larger max_evaluations, or another parametrisation (non-centred, for a hierarchy)",
     "divergent": "the target has places too steep for the chains: another parametrisation helps "
     "(non-centred, for a hierarchy)",
 }

@@ -22,20 +22,13 @@ def batch_direction(
     scores: jax.Array,  # (B, d)
     values: Callable,  # (B, d) -> (B, B + n), anything: kernel values with the batch and with the particles that stay
     used: jax.Array,  # (n,): 1 for particles, 0 for empty rows
-    held: Any = None,  # (B, d): the repulsion of those that stay, if it is known; `values` is then of the batch alone
 ) -> tuple:  # -> (B, d), what `values` says besides
     "SVGD's direction inside the batch, and repulsion from the particles already there."
     batch = len(positions)
-    mask = jnp.concatenate([jnp.ones(batch, used.dtype), used])
-    push, gram, said = repulsion(positions, values, mask if held is None else mask[:batch])
-    push = push if held is None else push + held
-    return (jnp.matmul(gram[:, :batch], scores, precision="highest") + push) / jnp.sum(mask), said
-
-
-def repulsion(positions: jax.Array, values: Callable, mask: jax.Array) -> tuple:  # -> (B, d), kernel values, the rest
-    "The push away from others, by the slope of kernel values with them; a mask of zeros and ones says who counts."
     gram, slope, said = jax.vjp(values, positions, has_aux=True)
-    return -slope(jnp.broadcast_to(mask, gram.shape))[0], gram, said
+    mask = jnp.concatenate([jnp.ones(batch, used.dtype), used])
+    push = -slope(jnp.broadcast_to(mask, gram.shape))[0]
+    return (jnp.matmul(gram[:, :batch], scores, precision="highest") + push) / jnp.sum(mask), said
 
 # %% ../../nbs/library/75_batches.ipynb #ee0db435
 def rbf_values(
@@ -54,15 +47,6 @@ def lone_width(position: jax.Array, particles: Particles) -> jax.Array:  # (d,)
     mean = squared_distances(position[None], particles.position)[0] @ particles.used / jnp.maximum(n, 1)
     h2 = mean / (2 * jnp.log(n + 2.0))
     return jnp.where(h2 > 0, jnp.sqrt(jnp.where(h2 > 0, h2, 1.0)), 1.0).astype(position.dtype)
-
-# %% ../../nbs/library/75_batches.ipynb #da84537a
-HELD = 20  # steps for which the repulsion of particles that stay is held
-SHARE = 10  # of them that may be asked in a step, on average, where they are many
-
-
-def held_for(num: int) -> int:
-    "For how many steps the repulsion of so many particles is held."
-    return max(HELD, -(-num // SHARE))
 
 # %% ../../nbs/library/75_batches.ipynb #a3a04bfd
 def rate_share(schedule: str, taken: jax.Array, total: Any) -> jax.Array:
@@ -102,18 +86,11 @@ class Flock(NamedTuple):
 
 
 def moved(
-    oracle: "BatchOracle",
-    flock: Flock,
-    scores: jax.Array,
-    sound: jax.Array,
-    values: Callable,
-    used: jax.Array,
-    rate: jax.Array,
-    held: Any = None,
+    oracle: "BatchOracle", flock: Flock, scores: jax.Array, sound: jax.Array, values: Callable, used: jax.Array, rate
 ) -> Flock:
     "A flock after one step; a score that is not finite counts as zero."
     scores = jnp.where(sound[:, None], scores, 0.0)
-    direction, width = batch_direction(flock.positions, scores, values, used, held)
+    direction, width = batch_direction(flock.positions, scores, values, used)
     updates, memory = oracle.optimizer.update(-direction, flock.memory, flock.positions)
     positions = flock.positions - rate.astype(direction.dtype) * updates
     return Flock(positions, memory, flock.taken + 1, flock.rejected + ~sound, width)
@@ -187,19 +164,14 @@ class BatchOracle(Oracle):
         fetch = self.rows if rows is None else lambda batch: batch
         particles = problem.particles
         used = particles.used.astype(search.positions.dtype)
-        every = held_for(len(used))
 
-        def one(carry, drawn):
-            (flock, held), (number, batch) = carry, drawn
-            if len(used):
-                held = jax.lax.cond(number % every == 0, lambda: self.push(flock, particles), lambda: held)
+        def one(flock, batch):
             scores, sound = self.scores(flock.positions, *fetch(batch))
-            values = self.values(flock.positions, flock.width)
+            values = self.values(jnp.concatenate([flock.positions, particles.position]), flock.width)
             rate = self.rate(particles.count, flock.taken, total)
-            return (moved(self, flock, scores, sound, values, used, rate, held), held), None
+            return moved(self, flock, scores, sound, values, used, rate), None
 
-        steps = jnp.arange(len(jax.tree.leaves(drawn)[0]))
-        return jax.lax.scan(one, (search, jnp.zeros_like(search.positions)), (steps, drawn))[0][0]
+        return jax.lax.scan(one, search, drawn)[0]
 
     def answer(self, search, problem):
         unknown = jnp.full(len(search.positions), jnp.nan, search.positions.dtype)
@@ -226,18 +198,12 @@ class BatchOracle(Oracle):
         found = jax.vmap(jax.grad(estimate))(positions)
         return found, jnp.all(jnp.isfinite(found), 1)
 
-    def push(self, flock, particles):  # -> (B, d)
-        "The repulsion of the flock from the particles that stay."
-        width = self.values(flock.positions, flock.width)(flock.positions)[1]
-        values = self.values(particles.position, width, given=True)
-        return repulsion(flock.positions, values, particles.used.astype(width.dtype))[0]
-
-    def values(self, others, width, given=False):  # -> a function of positions
-        "Kernel values of the flock with others; unless a width is given, a flock of several finds its own."
+    def values(self, everyone, width):  # -> a function of positions
+        "Kernel values of the flock with everyone."
         if self.kernel is None:
-            width = width if given or self.particles_per_step == 1 else None
-            return lambda x: rbf_values(squared_distances(x, others), width)
-        features = self.kernel.features(others)
+            width = width if self.particles_per_step == 1 else None
+            return lambda x: rbf_values(squared_distances(x, everyone), width)
+        features = self.kernel.features(everyone)
         return lambda x: (self.kernel.gram(self.kernel.features(x), features), width)
 
     def rate(self, count, taken, total):

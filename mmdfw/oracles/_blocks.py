@@ -15,7 +15,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from mmdfw._checks import check_count, pytree_dataclass, static
 from mmdfw._saved import saveable
 from mmdfw.kernels._kernel import squared_distances
-from mmdfw.oracles._batches import BatchOracle, Flock, check_batch_oracle, held_for, moved, rbf_values, repulsion
+from mmdfw.oracles._batches import BatchOracle, Flock, check_batch_oracle, moved, rbf_values
 from mmdfw.oracles._oracle import GradientOracle, Oracle, Problem, Starts, choose, lmo_value
 
 # %% ../../nbs/library/76_blocks.ipynb #62b00002
@@ -318,36 +318,21 @@ def advance_block(
     total: Any,
 ) -> Flock:
     "One worker's share of a piece: it moves its own coordinates of the flock."
-    median, batch_size = oracle.kernel is None and oracle.particles_per_step > 1, len(flock.positions)
-    distances = lambda x, points: squared_distances(x / unit, points / unit)
+    median = oracle.kernel is None and oracle.particles_per_step > 1
+    distances = lambda x, flock: squared_distances(x / unit, jnp.concatenate([flock.positions, stay]) / unit)
 
-    def inside(others, flock):  # kernel values within the flock
-        r2 = lambda x: others.r2[:, :batch_size] + distances(x, flock.positions)
-        return lambda x: rbf_values(r2(x), None if median else flock.width)
-
-    def push(others, flock):  # away from those that stay
-        width = inside(others, flock)(flock.positions)[1]
-        values = lambda x: rbf_values(others.r2[:, batch_size:] + distances(x, stay), width)
-        return repulsion(flock.positions, values, used)[0]
-
-    def one_step(others, carry, drawn):
-        (flock, held), (number, batch) = carry, drawn
-        if len(used):
-            fresh = number % held_for(len(used)) == 0
-            held = jax.lax.cond(fresh, lambda: push(others, flock), lambda: held)
+    def one_step(others, flock, batch):
         whole = all_coordinates(blocks, others, flock.positions, oracle.target.dimension)
         scores, sound = oracle.scores(whole, *(oracle.rows(batch) if own_rows else batch))
+        values = lambda x: rbf_values(others.r2 + distances(x, flock), None if median else flock.width)
         rate = oracle.rate(count, flock.taken, total)
-        return (moved(oracle, flock, my_block(blocks, scores), sound, inside(others, flock), used, rate, held), held)
+        return moved(oracle, flock, my_block(blocks, scores), sound, values, used, rate)
 
-    def until_next_meeting(carry, drawn):
-        here = carry[0].positions
-        others = meet(blocks, here, distances(here, jnp.concatenate([here, stay])))
-        return jax.lax.scan(lambda carry, drawn: (one_step(others, carry, drawn), None), carry, drawn)[0], None
+    def until_next_meeting(flock, batches):
+        others = meet(blocks, flock.positions, distances(flock.positions, flock))
+        return jax.lax.scan(lambda f, batch: (one_step(others, f, batch), None), flock, batches)[0], None
 
-    meetings, steps = jax.tree.leaves(drawn)[0].shape[:2]
-    numbers = jnp.arange(meetings * steps).reshape(meetings, steps)
-    return jax.lax.scan(until_next_meeting, (flock, jnp.zeros_like(flock.positions)), (numbers, drawn))[0][0]
+    return jax.lax.scan(until_next_meeting, flock, drawn)[0]
 
 # %% ../../nbs/library/76_blocks.ipynb #62d00001
 @pytree_dataclass

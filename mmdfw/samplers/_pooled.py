@@ -341,11 +341,11 @@ def likely_drivers(points: Float[np.ndarray, "n d"], num: int) -> np.ndarray:  #
     return np.argsort(-np.sum(size**2 + bend**2, 1))[:num]
 
 
-def find_driver(draws: Float[np.ndarray, "n chains d"], eps: float, least: float = MIN_GAIN) -> int | None:
-    "The unknown whose bent coordinates fit the other half of the chains best, if much better than straight ones."
+def bend_of(draws: Float[np.ndarray, "n chains d"], eps: float) -> tuple[int | None, float]:  # the unknown, nats
+    "The unknown whose bent coordinates fit the other half of the chains best, and by how much for each draw."
     d = draws.shape[2]
     if d < 2 or d > FULL_METRIC or not np.all(draws.std((0, 1)) > 0):
-        return None
+        return None, -np.inf
     learn, test = draws[:, ::2].reshape(-1, d), draws[:, 1::2].reshape(-1, d)
     straight = jitted_fit(pooled_metric(learn, np.diag(learn.std(0) + 1e-30), eps), test)
     drivers = likely_drivers(learn, 3)
@@ -353,7 +353,13 @@ def find_driver(draws: Float[np.ndarray, "n chains d"], eps: float, least: float
     gain = lambda chart: np.asarray(jitted_fit(chart, test) - straight, float)
     usual = lambda each: np.mean(np.clip(np.nan_to_num(each, nan=-10.0), -10, 10))
     gains = [-np.inf if chart is None else usual(gain(chart)) for chart in charts.values()]
-    return int(drivers[np.argmax(gains)]) if max(gains) > least else None
+    return int(drivers[np.argmax(gains)]), float(max(gains))
+
+
+def find_driver(draws: Float[np.ndarray, "n chains d"], eps: float, least: float = MIN_GAIN) -> int | None:
+    "The unknown along which draws bend, if by enough."
+    driver, gain = bend_of(draws, eps)
+    return driver if gain > least else None
 
 # %% ../../nbs/library/78_pooled.ipynb #b7800014
 ACCEPTANCES = 0.8, 0.95, 0.99  # aimed at in turn
@@ -437,12 +443,21 @@ class Chains(NamedTuple):
     mean: np.ndarray  # (d,)
     root: np.ndarray  # (d, d) or (d,): of the last metric
     driver: int | None = None  # the unknown along which coordinates were bent
+    bend: float = 0.0  # nats for each draw that bent coordinates would have brought, where they were not taken
 
 
 LOW_SHARE = 0.1  # of the draws: an ESS that asks for other coordinates
 
 
-def change(key: Key[Array, ""], target: Target, pool: Pool, recent: list, verdict: Verdict, bar: Any) -> tuple | None:
+def change(
+    key: Key[Array, ""],
+    target: Target,
+    pool: Pool,
+    recent: list,  # of Moves, the last windows
+    record: Record,  # all draws that count
+    verdict: Verdict,
+    bar: Any,
+) -> tuple | None:
     "Other coordinates or smaller steps for chains that do badly or pass by a neck; -> Pool, the last windows."
     diverges = verdict.divergences > MAX_DIVERGENT * verdict.num
     slow = verdict.ess.min() < LOW_SHARE * verdict.num and verdict.rhat.max() < 1.5
@@ -451,7 +466,8 @@ def change(key: Key[Array, ""], target: Target, pool: Pool, recent: list, verdic
         return None
     eps, d = float(jnp.finfo(target.dtype).eps), target.dimension
     bent = isinstance(pool.chart, Bent)
-    draws = np.concatenate([m.positions for m in recent]).astype(float)
+    windows = record.windows if fine else recent
+    draws = np.concatenate([m.positions for m in windows]).astype(float)
     driver = int(pool.chart.order[0]) if bent else find_driver(draws, eps, CLEAR_GAIN if fine else MIN_GAIN)
     if fine and (bent or driver is None):
         return None
@@ -496,7 +512,7 @@ def keep_drawing(key: Key[Array, ""], target: Target, pool: Pool, recent: list, 
             look = max(goal.num_first, int(1.25 * look))
             changed = None
             if (enough or verdict.divergences > MAX_DIVERGENT * verdict.num) and not over(pool.evaluations, 0.6):
-                changed = change(change_key, target, pool, recent, verdict, bar)
+                changed = change(change_key, target, pool, recent, record, verdict, bar)
             if changed is None and enough and not verdict.problem:
                 break
             if changed is not None:
@@ -540,7 +556,8 @@ def pooled_nuts(
     counts = verdict.divergences, pool.evaluations, pool.replaced, pool.acceptance
     words = not verdict.problem, why + verdict.problem, chart.mean, chart.root
     driver = int(pool.chart.order[0]) if bent else None
-    return Chains(moves.positions, moves.logdensities, verdict.rhat, verdict.ess, *counts, *words, driver)
+    bend = 0.0 if bent else max(bend_of(np.swapaxes(moves.positions, 0, 1).astype(float), eps)[1], 0.0)
+    return Chains(moves.positions, moves.logdensities, verdict.rhat, verdict.ess, *counts, *words, driver, bend)
 
 # %% ../../nbs/library/78_pooled.ipynb #b780001a
 def pooled_starts(
