@@ -99,15 +99,19 @@ NUM_PROBES = 512  # points that tell whether a cloud has a chance
 LEAST_WORTH = 5.0  # effective draws among them
 
 
-def first_proposal(guesses: list) -> GaussianMixture:  # of Guess
-    "The Gaussians of all paths, at several widths."
+def at_widths(guesses: list, factors, parts) -> GaussianMixture:  # guesses: of Guess
+    "Gaussians at several widths, with parts of the mass of each; how much each has, its evidence bound says."
     bounds = np.array([guess.bound for guess in guesses])
     weights = np.maximum(softmax(bounds), 0.1 / len(bounds))
     full = [guess.root if np.ndim(guess.root) == 2 else np.diag(guess.root) for guess in guesses]
-    means = np.stack([guess.mean for guess in guesses for _ in WIDENED])
-    roots = np.stack([factor * root for root in full for factor in WIDENED])
-    shares = np.repeat(weights / weights.sum(), len(WIDENED)) / len(WIDENED)
-    return GaussianMixture(shares, means, roots)
+    means = np.stack([guess.mean for guess in guesses for _ in factors])
+    roots = np.stack([factor * root for root in full for factor in factors])
+    return GaussianMixture(np.outer(weights / weights.sum(), parts).ravel() / np.sum(parts), means, roots)
+
+
+def first_proposal(guesses: list) -> GaussianMixture:  # of Guess
+    "The Gaussians of all paths, at several widths."
+    return at_widths(guesses, WIDENED, np.ones(len(WIDENED)))
 
 
 def try_cloud(
@@ -157,13 +161,8 @@ def measured(rng: np.random.Generator, target: Target, guess: Guess) -> tuple[Gu
 # %% ../nbs/library/79_ladder.ipynb #381d978b
 def plain_proposal(guesses: list) -> GaussianMixture:  # of Guess
     "Gaussians at their own width, and a fifth of their mass a little wider."
-    bounds = np.array([guess.bound for guess in guesses])
-    weights = np.maximum(softmax(bounds), 0.1 / len(bounds))
     factors = 1 + np.array([0.0, 1.0, 2.0, 4.0]) * (2 * len(guesses[0].mean)) ** -0.5
-    shares = np.outer(weights / weights.sum(), [0.8, 0.12, 0.05, 0.03]).ravel()
-    full = [guess.root if np.ndim(guess.root) == 2 else np.diag(guess.root) for guess in guesses]
-    means = np.stack([guess.mean for guess in guesses for _ in factors])
-    return GaussianMixture(shares, means, np.stack([factor * root for root in full for factor in factors]))
+    return at_widths(guesses, factors, [0.8, 0.12, 0.05, 0.03])
 
 
 def try_gaussians(key: jax.Array, target: Target, paths: Paths, budget: Budget) -> Stand | None:
