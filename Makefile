@@ -8,7 +8,8 @@ DOCS_STAMP := .venv/.docs-installed
 # Two run at a time: threads of NumPy's and SciPy's small matrices would wait for each other.
 CPU := MPLBACKEND=agg OPENBLAS_NUM_THREADS=1 JAX_PLATFORMS=$${JAX_PLATFORMS-cpu}
 # Compilation is most of what notebooks and tests do, of programs that run once. So each finds what another has
-# compiled, and the compiler optimises little; tests/test_compiler.py asks for the optimised programs users run.
+# compiled, and the compiler optimises little but what tools/run_tests.py names; tests/test_compiler.py asks for
+# the optimised programs users run.
 COMPILED := JAX_COMPILATION_CACHE_DIR=$(CURDIR)/.jax_cache JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1 \
 	JAX_DISABLE_MOST_OPTIMIZATIONS=1 XLA_FLAGS="--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1 $$XLA_FLAGS"
 
@@ -20,6 +21,11 @@ INSTALL = if uv --version >/dev/null 2>&1; then \
 		{ .venv/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv .venv; } \
 		&& .venv/bin/python -m pip install --quiet --disable-pip-version-check -e ".[$(1)]"; \
 	fi
+
+ALL_EXTRAS := dev,docs
+CHECK_PYTHON = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo 'mmdfw needs Python 3.11 or newer; $(PYTHON) is' "$$($(PYTHON) --version 2>&1)." \
+			'Name another: make setup PYTHON=python3.12' >&2; exit 1; }
 
 # nbdev_export silently does nothing while this is set.
 unexport IN_TEST
@@ -36,7 +42,7 @@ NOTEBOOKS = find nbs -name '*.ipynb' ! -path '*/[._]*' | sort
 CHECKED = tests nbs tools setup.py
 RUN = $(CPU) $(COMPILED) "$(BIN)/python" tools/run_tests.py $(JOBS)
 
-.PHONY: help setup run test lint format sync readme-check notebooks pytest docs browser export readme outputs clean
+.PHONY: help setup run test lint format sync readme-check notebooks pytest docs browser export readme outputs package ends clean
 .NOTPARALLEL:
 
 help:  ## list the targets
@@ -45,23 +51,23 @@ help:  ## list the targets
 setup: $(STAMP)  ## install into .venv, with uv where there is one, else with pip (PYTHON=python3.12 to choose)
 
 $(STAMP): settings.ini setup.py pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-		echo 'mmdfw needs Python 3.11 or newer; $(PYTHON) is' "$$($(PYTHON) --version 2>&1)." \
-			'Name another: make setup PYTHON=python3.12' >&2; exit 1; }
+	@$(CHECK_PYTHON)
 	@echo 'Installing into .venv; a minute or so ...'
 	@$(call INSTALL,dev)
 	@touch $@
 
-$(DOCS_STAMP): $(STAMP)
-	@echo "Installing what builds and tests the docs ..."
-	@$(call INSTALL,docs)
-	@touch $@
+# All at once, since a second look at what there is takes as long as the first.
+$(DOCS_STAMP): settings.ini setup.py pyproject.toml
+	@$(CHECK_PYTHON)
+	@echo 'Installing into .venv, with what builds and tests the docs; a minute or so ...'
+	@$(call INSTALL,$(ALL_EXTRAS))
+	@touch $(STAMP) $@
 
 run: setup  ## run the demonstration; its figures and numbers go to runs/demo
 	.venv/bin/mmdfw demo --out runs/demo
 
-test: lint sync readme-check $(DOCS_STAMP)  ## every check: these, then notebooks and pytest together
-	@$(RUN) tests/test_*.py $$($(NOTEBOOKS))
+test: $(DOCS_STAMP)  ## every check: lint, sync, readme-check, notebooks and pytest, JOBS=2 at a time
+	@$(RUN) lint sync readme-check tests/test_*.py $$($(NOTEBOOKS))
 
 lint: setup  ## look for undefined names, likely bugs, lines over 120 characters code that is not formatted, and types
 	.venv/bin/ruff check mmdfw $(CHECKED)
@@ -111,6 +117,23 @@ outputs: setup  ## execute the notebooks and store their outputs (NB=nbs/index.i
 	@$(if $(NB),echo $(NB),$(NOTEBOOKS)) | $(CPU) xargs -n1 -P$(JOBS) sh -c ' \
 		echo "$$0" && "$(BIN)/python" tools/run_notebook.py "$$0" && "$(BIN)/nbdev_clean" --fname "$$0"'
 
+package: setup  ## build wheel and sdist into dist/, and check what the package index will say of them
+	@rm -rf dist build && .venv/bin/python -m build --quiet && .venv/bin/python -m twine check --strict dist/* \
+	&& .venv/bin/python tools/check_package.py dist
+
+# The oldest and the newest versions that settings.ini allows; needs uv. OLDEST and NEWEST name the interpreters.
+OLDEST ?= python3.11
+NEWEST ?= python3.13
+END_TESTS ?= tests/test_target.py tests/test_supports.py tests/test_ecosystem.py tests/test_cli.py tests/test_imports.py
+ends:  ## test with the oldest and with the newest versions of Python, JAX, Flax, NumPyro, ArviZ that are allowed
+	@for end in oldest:$(OLDEST):lowest-direct newest:$(NEWEST):highest; do \
+		name=$${end%%:*}; rest=$${end#*:}; env=.ends/$$name; \
+		uv venv --quiet --clear --python "$${rest%:*}" $$env \
+		&& uv pip install --quiet --compile-bytecode --python $$env/bin/python --resolution $${rest##*:} -e '.[test]' \
+		&& uv pip list --python $$env/bin/python 2>/dev/null | grep -E '^(jax|flax|numpyro|arviz|blackjax|numpy|scipy) ' \
+		&& $(CPU) $(COMPILED) JAX_COMPILATION_CACHE_DIR=$(CURDIR)/.ends/cache-$$name $$env/bin/python -m pytest -q $(END_TESTS) || exit 1; \
+	done
+
 clean:  ## remove .venv and whatever was built; runs/ stays
-	rm -rf .venv build dist *.egg-info _docs _proc .jax_cache .pytest_cache .ruff_cache
+	rm -rf .venv .ends build dist *.egg-info _docs _proc .jax_cache .pytest_cache .ruff_cache
 	find mmdfw tests tools nbs -name __pycache__ -prune -exec rm -rf {} +

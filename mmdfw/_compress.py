@@ -10,7 +10,7 @@ from typing import Any, Callable
 import jax, jax.numpy as jnp, numpy as np
 from jaxtyping import Array, Float, Int
 from mmdfw._checks import check_choice, check_count, check_kind, show_progress
-from mmdfw._draws import MENDED, Looked, as_source, look_at_draws
+from mmdfw._draws import MENDED, Looked, as_source, in_coordinates, look_at_draws
 from mmdfw._loop import Components, Until, as_history, capacity_for, grow, first_state
 from mmdfw._mmd import mmd2_from_parts
 from mmdfw._refinement import weigh, weigh_now
@@ -198,11 +198,11 @@ def in_words(looked: Looked, embedding: ReferenceEmbedding) -> str:
 # %% ../nbs/library/83_compress.ipynb #f841d3c4
 def compress(
     key: jax.Array,
-    draws,  # (m, d), (chains, draws, d), a pytree whose leaves have a leading axis of m, or `Draws`
+    draws,  # (m, d), (chains, draws, d), a pytree that leads so, `Draws`, or an object of ArviZ, NumPyro, BlackJAX
     num_particles: int = 50,
     *,
     weights=None,  # (m,) of the draws, uniform if None
-    chains: bool | None = None,  # the leading axes are chain and draw; if None, where draws is an array of three axes
+    chains: bool | None = None,  # the leading axes are chain and draw; recognised if None
     target=None,  # log density of one draw, or a `Target`: the draws are checked against it
     debias: bool = False,  # weigh the draws by Stein's identity first, so that they stand for the target
     kernel: Kernel | None = None,  # the default kernel of the draws if None: units and linear maps do not matter
@@ -220,12 +220,13 @@ def compress(
     check_key(key)
     check_kind("kernel", kernel, Kernel, "mmdfw.RBF(1.0)")
     check_kind("step_rule", step_rule, StepRule, 'Quadrature("simplex")', optional=False)
-    source = as_source(draws, chains)
+    source = in_coordinates(as_source(draws, chains), target)
     available = min(len(source.points), MENDED) if debias else len(source.points)
     check_request(available, num_particles, points, pool_size, num_landmarks, max_refinement_steps)
     asked = Target(NoDensity(), source.layout)
     if target is not None:
-        asked = as_target(target, source.layout.unravel(source.points[0]))
+        own = isinstance(target, Target) and target.function.has_own_space
+        asked = as_target(target, source.points[0] if own else source.layout.unravel(source.points[0]))
     looked = look_at_draws(source, weights, None if target is None else asked, debias)
     (flat, _, num_chains, _, ess), mass = looked.source, looked.mass
     if effective_size is None and num_chains > 1:
@@ -241,6 +242,7 @@ def compress(
     parts = Components(kernel, embedding, oracle, step_rule)
     settings = refine and points == "free", max_refinement_steps, target is not None
     name = in_words(looked, embedding)
-    run = Run(key, looked.evaluations, name, *settings, findings=looked.findings, box=box)
+    known = None if source.rhat is None else np.stack([source.rhat, source.ess])
+    run = Run(key, looked.evaluations, name, *settings, findings=looked.findings, box=box, source=known)
     settle = last_look(parts, pool, flat, mass, box, refine)
     return run_compression(run, parts, pool, asked, num_particles, settle, show_progress(progress))

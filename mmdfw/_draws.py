@@ -9,7 +9,8 @@ __all__ = []
 from typing import Any, NamedTuple
 import jax, jax.numpy as jnp, numpy as np, optax
 from jaxtyping import Array, Float
-from mmdfw._checks import check_weights, warn_user
+from mmdfw._checks import check_weights
+from mmdfw._readers import taken_out
 from mmdfw._target import Target, flatten_particles, values_and_scores
 from mmdfw._trust import Finding, stein_findings
 from mmdfw.embeddings._sketch import evenly_spaced
@@ -33,13 +34,11 @@ def as_source(draws, chains: bool | None) -> Source:
     "What a user gives as draws, checked."
     if isinstance(draws, Draws):
         return Source(*flatten_particles("draws", draws.pooled), len(draws.step_size), draws.rhat, draws.ess)
-    refuse_containers(draws)
+    draws, chains = taken_out(draws, chains)
+    check_arrays(draws)
     if isinstance(draws, list) and not any(map(np.ndim, jax.tree.leaves(draws))):
         draws = np.asarray(draws)
-    if chains is None:
-        chains = jax.tree_util.all_leaves([draws]) and np.ndim(draws) == 3
     if not chains:
-        suspect_chains(draws)
         return Source(*flatten_particles("draws", draws))
     axes = {np.shape(leaf)[:2] for leaf in jax.tree.leaves(draws)}
     if len(axes) != 1 or len(min(axes)) < 2:
@@ -49,40 +48,31 @@ def as_source(draws, chains: bool | None) -> Source:
     points, layout = flatten_particles("draws", pooled)
     if num_draws < 4:
         raise ValueError(f"draws has {num_chains} chains of {num_draws} draws: R-hat and ESS need at least 4")
-    found = diagnose(np.reshape(points, (num_chains, num_draws, -1)))
-    return Source(points, layout, num_chains, found["rhat"], found["ess"])
+    return diagnosed(points, layout, num_chains)
 
 # %% ../nbs/library/81_draws.ipynb #83a00006
-CURES = {  # what objects of other libraries are known by, and what to take out of them
-    "get_samples": "mcmc.get_samples(group_by_chain=True), with chains=True",
-    "posterior": "{name: values.values for name, values in idata.posterior.data_vars.items()}, with chains=True",
-    "data_vars": "{name: values.values for name, values in posterior.data_vars.items()}, with chains=True",
-}
-
-
-def refuse_containers(draws):
-    "Objects of other libraries hold the draws somewhere inside; say how to take them out."
-    for name, cure in CURES.items():
-        if hasattr(draws, name):
-            raise ValueError(f"draws must be arrays, got {type(draws).__name__}: give {cure}")
+def check_arrays(draws):
+    "Draws must be arrays by now."
     if jax.tree_util.all_leaves([draws]) and not hasattr(draws, "__array__"):
         raise ValueError(
-            "draws must be an (m, d) array, a (chains, draws, d) array, a pytree of arrays with a leading axis "
-            f"of m, or Draws; got {type(draws).__name__}"
+            "draws must be an (m, d) array, a (chains, draws, d) array, a pytree of arrays with a leading axis of m, "
+            f"Draws, or an object of ArviZ, xarray, NumPyro or BlackJAX; got {type(draws).__name__}"
         )
 
 
-def suspect_chains(draws):
-    "Warn where the leaves of a pytree look as if they led with chains and draws."
-    shapes = [np.shape(leaf) for leaf in jax.tree.leaves(draws)]
-    if jax.tree_util.all_leaves([draws]) or min(map(len, shapes), default=0) < 2:
-        return
-    axes = {shape[:2] for shape in shapes}
-    if len(axes) == 1 and min(axes)[0] <= 16 and min(axes)[1] >= 8 * min(axes)[0]:
-        warn_user(
-            f"every leaf of draws has the shape {min(axes)}, ...: read as {min(axes)[0]} draws. "
-            "If the leading axes are chain and draw, give chains=True"
-        )
+def diagnosed(points: Any, layout: Any, num_chains: int) -> Source:
+    "Points of several chains, one after another, with their R-hat and ESS."
+    found = diagnose(np.reshape(points, (num_chains, len(points) // num_chains, -1)))
+    return Source(points, layout, num_chains, found["rhat"], found["ess"])
+
+
+def in_coordinates(source: Source, target: Any) -> Source:
+    "Draws in the coordinates of a target that has a space of its own for users; for any other as they are."
+    if not isinstance(target, Target) or not target.function.has_own_space:
+        return source
+    inside = jax.vmap(target.function.inward)(source.layout.unravel_all(source.points))
+    points, layout = flatten_particles("draws, in the coordinates of the target,", inside)
+    return Source(points, layout) if source.num_chains == 1 else diagnosed(points, layout, source.num_chains)
 
 # %% ../nbs/library/81_draws.ipynb #83a00009
 CHECKED = 4096  # draws at which the target is asked

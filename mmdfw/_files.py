@@ -12,6 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Callable
 import jax, numpy as np, optax
+from mmdfw._later import needed
 
 # %% ../nbs/core/01_files.ipynb #c7cd9453
 @contextmanager
@@ -74,8 +75,7 @@ def cache_folder(folder=None) -> Path:
     chosen = folder or os.environ.get("MMDFW_CACHE")
     if chosen:
         return Path(chosen).expanduser()
-    import pooch  # here, because a fit keeps nothing and need not import it
-
+    pooch = needed("pooch", "the user's cache")  # here, because a fit keeps nothing and need not import it
     return Path(pooch.os_cache("mmdfw")) / "results"
 
 

@@ -221,10 +221,17 @@ def check_nouns(kernel, embedding, oracle, step_rule):
         check_kind("embedding", embedding, Embedding, example, optional=False)
 
 # %% ../nbs/library/80_fit.ipynb #dcb92e3a
-def choose_oracle(key: jax.Array, setting: Setting, target: Target, start: str, prior) -> GradientOracle:
+ENOUGH = 20  # points of a pool for each particle that is chosen from it without a walk
+
+
+def choose_oracle(
+    key: jax.Array, setting: Setting, target: Target, start: str, prior, num_moved: int = 0
+) -> GradientOracle:
     "Starts from the embedding's pool where it has one, from the prior where asked, else near the particles."
     scale = setting.kernel.unit
     pool = setting.embedding.starts_pool(key, POOL_SIZE)
+    if pool is not None and 0 < ENOUGH * num_moved <= len(pool.points):  # refinement will move them all
+        return GradientOracle(PoolStarts(*pool), num_steps=0, num_starts=1, scale=scale)
     if pool is not None:
         return GradientOracle(PoolStarts(*pool), scale=scale)
     starts = PriorStarts(prior_program(prior, target)) if start == "prior" else NearParticles(0.5 * scale)
@@ -276,7 +283,8 @@ def fit(
     num_particles: int = 50,
     kernel: Kernel | None = None,  # several scales in the target's own metric if None
     embedding: str | Embedding = "auto",  # "cloud", "gaussian", "nuts", "particles", "stein", or an Embedding
-    oracle: Oracle | None = None,  # gradient descent from the embedding's pool if None
+    oracle: Oracle
+    | None = None,  # if None, the best of the embedding's pool; it walks down from there where nothing is refined
     step_rule: StepRule | None = None,  # quadrature weights that are probabilities if None
     start: str = "map",  # paths from the position and from around it; or "prior", "given"
     prior: Callable | None = None,  # key -> position, for start="prior"
@@ -304,7 +312,7 @@ def fit(
     paths = find_start(start_key, target, start, prior)
     setting = choose_setting(embedding, Ask(cloud_key, target, paths, kernel, budget, progress))
     check_gap(gap_tolerance, setting.embedding)
-    oracle = oracle or choose_oracle(pool_key, setting, target, start, prior)
+    oracle = oracle or choose_oracle(pool_key, setting, target, start, prior, num_particles if refine else 0)
     parts = Components(setting.kernel, setting.embedding, oracle, choose_rule(setting.embedding, step_rule))
     run = Run(grow_key, paths.evaluations + setting.evaluations, setting.name, refine, max_refinement_steps)
     run = run._replace(findings=setting.findings)

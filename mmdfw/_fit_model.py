@@ -21,8 +21,9 @@ from mmdfw.kernels._kernel import RBF, Kernel
 from mmdfw.kernels._lengthscale import median_lengthscale
 from mmdfw.models._model import Model, stack_batches
 from mmdfw.oracles._batches import BatchOracle
-from mmdfw.oracles._blocks import divide_work
+from mmdfw.oracles._blocks import Blocks, divide_work
 from mmdfw.oracles._oracle import Oracle
+from mmdfw.oracles._walks import WalkOracle
 from mmdfw.steps._step import StepRule
 
 # %% ../nbs/library/82_fit_model.ipynb #5693c77c
@@ -35,20 +36,21 @@ class MedianRBF(RBF):
 
 # %% ../nbs/library/82_fit_model.ipynb #3fe7e93d
 def gather_rows(
-    model: Model, x, y, batches: Iterator | None, num_rows: int | None, batch_size: int
+    model: Model, x, y, batches: Iterator | None, num_rows: int | None, batch_size: int | None
 ) -> tuple:  # -> Target, Iterator or None
     "The target of a model on arrays, or on an iterator of batches whose first one stands for all rows; checked."
     if (batches is None) == (x is None):
         raise ValueError("give either x and y, or batches= and num_rows=")
-    check_count("batch_size", batch_size)
+    if batch_size is not None:
+        check_count("batch_size", batch_size)
     if batches is None:
-        return as_target(model, x, y, batch_size=batch_size), None
+        return as_target(model, x, y, batch_size=batch_size or min(BatchOracle.batch_size, len(x))), None
     check_count("num_rows", num_rows)
     first = stack_batches(batches, 1, model)
     x, y = first.x[0], first.y[0]
-    if len(y) != batch_size:
+    if len(y) != (batch_size or len(y)):
         raise ValueError(f"batches hold {len(y)} rows, batch_size is {batch_size}")
-    some = as_target(model, x[:num_rows], y[:num_rows], batch_size=batch_size, num_rows=num_rows)
+    some = as_target(model, x[:num_rows], y[:num_rows], batch_size=len(y), num_rows=num_rows)
     return some, chain([(x, y)], batches)
 
 # %% ../nbs/library/82_fit_model.ipynb #20d44a21
@@ -92,21 +94,22 @@ def batch_oracle(
     target: Target,
     kernel: Kernel | None,
     num_particles: int,
-    batch_size: int,
     streamed: bool,
     *,
     particles_per_step: int,
     learning_rate: float,
     workers: Any,
+    walk: bool,
     **settings: Any,  # for `BatchOracle`
-) -> BatchOracle:
+) -> BatchOracle | WalkOracle:
     "The oracle that the settings of `fit_model` ask for."
     together = min(check_count("particles_per_step", particles_per_step), num_particles)
     rate = check_positive("learning_rate", learning_rate)
     lengths = [check_count(name, settings[name]) for name in ("first_steps", "later_steps")]
     piece = min(BatchOracle.piece, *lengths)
     chosen = dict(first_rate=rate, piece=piece, kernel=kernel, streamed=streamed)
-    return divide_work(BatchOracle(target, together, batch_size, **chosen, **settings), workers)
+    flock = divide_work(BatchOracle(target, together, target.function.batch_size, **chosen, **settings), workers)
+    return WalkOracle(flock) if walk and not isinstance(workers, Blocks) else flock
 
 
 def begin_with(
@@ -139,9 +142,10 @@ def fit_model(
     oracle: Oracle | None = None,  # batches on minibatches, as the settings below say, if None
     step_rule: StepRule | None = None,  # constant steps if None
     particles_per_step: int = BatchOracle.particles_per_step,  # that move together; 1 is the paper's
-    batch_size: int = BatchOracle.batch_size,  # rows of a minibatch
+    batch_size: int | None = None,  # rows of a minibatch; 500, or all there are, if None
     first_steps: int = BatchOracle.first_steps,  # of the first batch of particles, from the prior
     later_steps: int = BatchOracle.later_steps,  # of each further one, from where the last stopped
+    walk: bool = True,  # from the mode into its width: particles are draws; False: they only climb, as in the paper
     learning_rate: float = BatchOracle.first_rate,  # at the start of the first batch
     later_rate: float = BatchOracle.later_rate,  # at the start of each further one
     schedule: str = BatchOracle.schedule,  # how the rate falls in a call; or "constant"
@@ -170,10 +174,11 @@ def fit_model(
         restart=restart,
         optimizer=optimizer,
         workers=workers,
+        walk=walk,
     )
     unit = "minibatch scores" if oracle is None else "target evaluations"
     if oracle is None:
-        oracle = batch_oracle(target, kernel, num_particles, batch_size, batches is not None, **settings)
+        oracle = batch_oracle(target, kernel, num_particles, batches is not None, **settings)
         begin = with_nobody(target, kernel, oracle, step_rule)
     else:
         check_left_out(**settings)

@@ -41,6 +41,37 @@ def later(
     "Stands for a module, or for a function in it, until one of them is used; only then is it imported."
     return Later(module, name)
 
+# %% ../nbs/core/00_later.ipynb #00ex0002
+EXTRAS = {  # library -> the extra that brings it along
+    "matplotlib": "plots",
+    "pandas": "tables",
+    "sklearn": "tables",
+    "pooch": "tables",
+    "numpyro": "numpyro",
+    "pymc": "pymc",
+    "xarray": "arviz",
+}
+
+
+def needed(
+    module: str,  # such as matplotlib.pyplot
+    what: str,  # the call that needs it, for the error
+) -> Any:
+    "A module that comes with an extra; where it is not installed, the error says how to install it."
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as problem:
+        raise with_extra(problem, what) from None
+
+
+def with_extra(problem: ModuleNotFoundError, what: str) -> ModuleNotFoundError:
+    "An import error in words that say how to install what is missing, where an extra brings it."
+    name = (problem.name or "").partition(".")[0]
+    if name not in EXTRAS:
+        return problem
+    words = f"{what} needs {name}, which is not installed: pip install 'mmdfw[{EXTRAS[name]}]'"
+    return ModuleNotFoundError(words, name=name)
+
 # %% ../nbs/core/00_later.ipynb #6131f7fd
 def imports_of(package: str) -> dict:  # name -> module that it comes from
     "What a package imports for type checkers, below `if TYPE_CHECKING:`, read from its source."
@@ -63,7 +94,10 @@ def lazy_names(package: str) -> tuple[Callable, Callable]:
         if name not in where:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         is_module = where[name] == package
-        found = import_module(f"{package}.{name}") if is_module else getattr(import_module(where[name]), name)
+        try:
+            found = import_module(f"{package}.{name}") if is_module else getattr(import_module(where[name]), name)
+        except ModuleNotFoundError as problem:
+            raise with_extra(problem, f"{package}.{name}") from None
         setattr(sys.modules[package], name, found)
         return found
 

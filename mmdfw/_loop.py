@@ -12,11 +12,14 @@ from typing import Any, Callable, Iterator, NamedTuple
 import jax, jax.numpy as jnp, numpy as np
 from tqdm import tqdm
 from mmdfw._checks import GrowthStopped, check_count, check_positive, on_device, warn_user
+from mmdfw.embeddings._by_numpy import Plain, plain_of
 from mmdfw.embeddings._embedding import Embedding, Particles
 from mmdfw.kernels._kernel import Kernel
+from mmdfw.kernels._multiscale import octave_sums
 from mmdfw.kernels._stein_kernel import Scored
 from mmdfw._mmd import mmd2_from_parts
-from mmdfw.oracles._oracle import Oracle, Problem, Proposal, oracle_accuracy
+from mmdfw.oracles._oracle import GradientOracle, Oracle, PoolStarts, Problem, Proposal, lmo_value, oracle_accuracy
+from mmdfw.steps._simplex_by_numpy import grown_factor, weights_by_numpy
 from mmdfw.steps._quadrature import Quadrature, grow_factor, jitted_reweigh
 from mmdfw.steps._step import StepRule, System
 
@@ -444,6 +447,127 @@ def paced(clock: Callable, end: float, piece: int) -> Iterator:  # of floats
         begun, taken = now, taken + piece
         pace = took if taken <= 2 * piece else 0.5 * (pace + took)  # the first piece compiles
 
+# %% ../nbs/theory/50_loop.ipynb #50b0a002
+def plain_parts(parts: Components, capacity: int) -> Plain | None:
+    "The parts as NumPy wants them; None where they are of another kind, or not small."
+    oracle = parts.oracle
+    if (
+        type(oracle) is not GradientOracle
+        or type(parts.step_rule) is not Quadrature
+        or oracle.objective is not lmo_value
+    ):
+        return None
+    looks_only = (oracle.num_steps, oracle.num_starts, oracle.particles_per_step) == (0, 1, 1)
+    if not looks_only or type(oracle.starts) is not PoolStarts:
+        return None
+    return plain_of(parts.kernel, parts.embedding, capacity)
+
+
+def ask_by_numpy(plain: Plain, parts: Components, state: State) -> Proposal:
+    "The best point of the pool by the linear objective."
+    pool, n = jax.tree.map(np.asarray, parts.oracle.starts), int(state.particles.count)
+    features, weights = (np.asarray(leaf)[:n] for leaf in (state.particles.features, state.particles.weights))
+    values = octave_sums(plain.kernel, pool.features, features, weights[:, None])[:, 0] - pool.means
+    best = int(np.argmin(np.where(np.isfinite(values), values, np.inf)))
+    value, none = values[best : best + 1].astype(weights.dtype), np.zeros((), np.int32)
+    return Proposal(pool.points[best : best + 1], value, np.isfinite(value), value[0], none, none, state.memory)
+
+# %% ../nbs/theory/50_loop.ipynb #50b0a005
+class Rows(NamedTuple):
+    "The rows of a state that are in use, with NumPy's digits."
+
+    features: np.ndarray  # (n, d)
+    gram: np.ndarray  # (n, n)
+    factor: np.ndarray  # (n, n)
+    means: np.ndarray  # (n,)
+    weights: np.ndarray  # (n,)
+
+    @property
+    def slack(self) -> float:
+        "w' K w - w' z, which the duality gap is measured from."
+        return float(self.weights @ (self.gram @ self.weights - self.means))
+
+
+def rows_in_use(state: State) -> Rows:
+    "What a state holds of its particles."
+    n, corner = int(state.particles.count), lambda square: np.asarray(square, float)[:n][:, :n]
+    features, means, weights = (
+        np.asarray(leaf, float)[:n] for leaf in (state.particles.features, state.means, state.particles.weights)
+    )
+    return Rows(features, corner(state.gram), corner(state.factor), means, weights)
+
+
+def one_more(plain: Plain, constraint: str, rows: Rows, point: np.ndarray) -> tuple:  # -> Rows or None, jitter
+    "The rows with a particle at a point, all weighed anew; None where the point is not finite."
+    u, eps = plain.units(point[None]), float(np.finfo(point.dtype).eps)
+    column = octave_sums(plain.kernel, u, rows.features, np.eye(len(rows.weights)))[0]
+    mean = octave_sums(plain.kernel, u.astype(point.dtype), plain.features, plain.columns[:, :1])[0, 0]
+    if not np.isfinite([*point, *column, mean]).all():
+        return None, 0.0
+    gram = np.block([[rows.gram, column[:, None]], [column, 1.0]])
+    factor, jitter = grown_factor(rows.factor, column, 1.0, eps)
+    means = np.append(rows.means, mean)
+    weights = weights_by_numpy(constraint, gram, means, factor, np.append(rows.weights, 0.0), eps)
+    return Rows(np.concatenate([rows.features, u]), gram, factor, means, weights), jitter
+
+# %% ../nbs/theory/50_loop.ipynb #50b0a007
+def written(state: State, rows: Rows, point: np.ndarray) -> State:
+    "The state with these rows, the last of them at a point."
+    n, old = len(rows.weights), state.particles
+
+    def put(array, new, at):
+        array = np.array(array)
+        array[at] = new
+        return array
+
+    corner, last = (slice(n), slice(n)), n - 1
+    particles = Particles(
+        put(old.position, point, last),
+        put(old.features, rows.features[-1], last),
+        old.score,
+        put(old.weights, rows.weights, slice(n)),
+        np.int32(n),
+    )
+    means = put(state.means, rows.means, slice(n))
+    square = put(state.gram, rows.gram, corner), put(state.factor, rows.factor, corner)
+    return State(particles, *square, means, state.evaluations, state.rejected, state.calls, state.memory)
+
+
+def accept_by_numpy(plain: Plain, parts: Components, state: State, answer: Proposal, most: int) -> tuple:
+    "`accept` of one point: -> State, Info."
+    rows, point = rows_in_use(state), np.asarray(answer.points)[0]
+    gap, double = rows.slack - float(answer.best_known), float(parts.embedding.double_integral)
+    room = bool(answer.valid[0]) and len(rows.weights) < min(most, len(state.particles.weights))
+    new, jitter = one_more(plain, parts.step_rule.constraint, rows, point) if room else (None, 0.0)
+    number = lambda value: np.asarray(value, point.dtype)
+    evaluations = np.int32(int(state.evaluations) + int(answer.evaluations))
+    rejected = np.int32(int(state.rejected) + int(answer.rejected) + (room and new is None))
+    calls = np.int32(int(state.calls) + 1)
+    grown = (state if new is None else written(state, new, point))._replace(
+        evaluations=evaluations, rejected=rejected, calls=calls, memory=answer.memory
+    )
+    rows = new or rows
+    mmd2 = max(rows.slack - rows.weights @ rows.means + double, 0.0)
+    share = np.clip(answer.values[0] / answer.best_known, 0.0, 1.0) if answer.best_known < 0 else 1.0
+    delta = gap if np.isnan(gap) else share
+    figures = map(number, (mmd2, gap, np.nan, delta, jitter))
+    return grown, Info(np.asarray(new is not None), grown.particles.count, *figures, evaluations, rejected)
+
+
+def first_by_numpy(plain: Plain, parts: Components, points: np.ndarray, capacity: int) -> State:
+    "A state with the given first particles."
+    none, like, memory = np.zeros((), np.int32), points[:1], parts.oracle.first_memory()
+    zeros = lambda *shape: np.zeros((capacity, *shape), like.dtype)
+    here, features = (np.repeat(row, capacity, 0) for row in (like, plain.units(like).astype(like.dtype)))
+    particles = Particles(here, features, zeros(like.shape[1]), zeros(), none)
+    square = zeros(capacity), np.eye(capacity, dtype=like.dtype)
+    state = State(particles, *square, zeros(), none, none, none, memory)
+    unknown = np.full((), np.nan, like.dtype)
+    for point in points:
+        answer = Proposal(point[None], np.zeros(1), np.ones(1, bool), unknown, none, none, memory)
+        state, _ = accept_by_numpy(plain, parts, state, answer, capacity)
+    return state
+
 # %% ../nbs/theory/50_loop.ipynb #c2be5c20
 @jax.jit
 def jitted_ask(parts: Components, key: jax.Array, state: State) -> Proposal:
@@ -465,6 +589,9 @@ _take_in, _settle = jax.jit(take_in), jax.jit(settle)
 # %% ../nbs/theory/50_loop.ipynb #8e0a968c
 def next_step(parts: Components, key: jax.Array, state: State, most: int) -> tuple:  # -> State, Info
     "One step of a run, driven from the host: ask the oracle, and take in what it answers."
+    plain = plain_parts(parts, len(state.particles.weights))
+    if plain is not None:
+        return accept_by_numpy(plain, parts, state, ask_by_numpy(plain, parts, state), most)
     return accept_now(parts, state, jitted_ask(parts, key, state), most)
 
 
@@ -490,6 +617,9 @@ def first_state(parts: Components, positions: jax.Array, capacity: int) -> State
     "`init` from the host: the first particles come by the programs of every later step."
     check_parts(parts)
     points, nothing = np.asarray(positions), np.zeros((), np.int32)
+    plain = plain_parts(parts, capacity)
+    if plain is not None:
+        return first_by_numpy(plain, parts, points, capacity)
     memory = None if parts.oracle is None else parts.oracle.first_memory()
     state = _empty(parts._replace(oracle=None), capacity, points[0])._replace(memory=memory)
     unknown, values = np.full((), np.nan, points.dtype), np.zeros(len(points), points.dtype)
@@ -621,6 +751,7 @@ def grow(
         warn_user(f"{str(stop) or 'interrupted'}: {_so_many(state, until)} are kept, an unfinished step is not")
     finally:
         watch.bar.close()
+    state = jax.tree.map(lambda leaf: on_device(leaf) if isinstance(leaf, (np.ndarray, np.generic)) else leaf, state)
     return Growth(parts, state, infos, interrupted)
 
 

@@ -9,10 +9,12 @@ __all__ = []
 from typing import Any, Callable, NamedTuple
 import jax, jax.numpy as jnp, numpy as np
 from mmdfw._checks import check_count, check_points, check_positive, check_weights, on_device
+from mmdfw.embeddings._by_numpy import Plain, look_by_numpy, plain_of, slope_by_numpy
 from mmdfw.embeddings._embedding import Embedding
 from mmdfw.kernels._kernel import Kernel, from_units, in_units, slopes_in_units
 from mmdfw._later import later
 from mmdfw._loop import capacity_for
+from mmdfw.steps._simplex_by_numpy import factor_of, weights_by_numpy
 from mmdfw.steps._quadrature import Quadrature, jitted_reweigh
 from mmdfw.steps._step import StepRule
 
@@ -92,6 +94,7 @@ class Weigher(NamedTuple):
     kernel: Kernel
     embedding: Embedding
     rule: StepRule
+    plain: Plain | None = None  # the same for NumPy, where that will do
 
     def padded(self, positions: np.ndarray) -> np.ndarray:
         "Positions in an array of one of few sizes: the last one repeated."
@@ -109,11 +112,42 @@ class Weigher(NamedTuple):
 
     def look(self, positions: np.ndarray, start: np.ndarray) -> tuple:  # -> number, (n, d), (capacity,)
         "The objective at the weights that are best for these positions, its gradient, and the weights."
+        if self.plain is not None:
+            return look_plainly(self, positions, start)
         weights = self.weigh(positions, start).weights
         value, gradient = jitted_slope(self.kernel, self.embedding, self.padded(positions), weights)
         return float(value), np.asarray(gradient, float)[: len(positions)], np.asarray(weights)
 
+# %% ../nbs/theory/52_refinement.ipynb #52b0a002
+def weigher_for(kernel: Kernel, embedding: Embedding, rule: StepRule, num: int) -> Weigher:
+    "What weighs so many particles: by NumPy where that will do, else by programs."
+    plain = plain_of(kernel, embedding, num) if type(rule) is Quadrature else None
+    return Weigher(kernel, embedding, rule, plain)
 
+
+def weigh_plainly(weigher: Weigher, positions: np.ndarray, start: np.ndarray, means: Any = None) -> tuple:
+    "`weigh` by NumPy, in arrays of the particles alone, and all that was seen: -> Weighed, Sight."
+    dtype, n = positions.dtype, len(positions)
+    sight = look_by_numpy(weigher.plain, positions)
+    found = sight.means if means is None else np.asarray(means, float)
+    eps = float(np.finfo(dtype).eps)
+    factor = factor_of(sight.gram, eps)
+    weights = np.full(n, np.nan)
+    if factor is not None and np.isfinite(found).all():
+        weights = weights_by_numpy(
+            weigher.rule.constraint, sight.gram, found, factor, np.asarray(start, float)[:n], eps
+        )
+    factor = np.full((n, n), np.nan) if factor is None else factor
+    return Weighed(*(np.asarray(each, dtype) for each in (weights, sight.gram, factor, found))), sight
+
+
+def look_plainly(weigher: Weigher, positions: np.ndarray, start: np.ndarray) -> tuple:  # -> number, (n, d), (n,)
+    "The objective at the weights that are best for these positions, its gradient, and the weights."
+    weighed, sight = weigh_plainly(weigher, positions, start)
+    weights = np.asarray(weighed.weights, float)
+    return *slope_by_numpy(weigher.plain, sight, weights), weighed.weights
+
+# %% ../nbs/theory/52_refinement.ipynb #52b0a005
 def weigh_now(
     kernel: Kernel,
     embedding: Embedding,
@@ -123,7 +157,9 @@ def weigh_now(
     means: Any = None,  # (n,): mu_p there, where it is known better than by the embedding
 ) -> Weighed:
     "`weigh` from the host: for many calls with other numbers of particles."
-    n, weigher = len(positions), Weigher(kernel, embedding, rule)
+    n, weigher = len(positions), weigher_for(kernel, embedding, rule, len(positions))
+    if weigher.plain is not None:
+        return weigh_plainly(weigher, np.asarray(positions), start, means)[0]
     weights, gram, factor, found = map(np.asarray, weigher.weigh(np.asarray(positions), start, means))
     return Weighed(weights[:n], gram[:n, :n], factor[:n, :n], found[:n])
 
@@ -138,7 +174,7 @@ class Walk:
         self, weigher: Weigher, positions: np.ndarray, start: np.ndarray, tolerance: float, on_chunk: Callable
     ):
         self.weigher, self.dtype, self.shape = weigher, positions.dtype, positions.shape
-        self.weights = np.pad(start, (0, capacity_for(len(start)) - len(start)))
+        self.weights = start
         self.half, self.tolerance, self.on_chunk = float(weigher.embedding.double_integral) / 2, tolerance, on_chunk
         self.unit = np.asarray(weigher.kernel.unit, float)
         self.best, self.best_positions, self.passes, self.steps = np.inf, positions, 0, 0
@@ -214,7 +250,8 @@ def refine(
     check_positive("tolerance", tolerance)
     positions = check_points("positions", positions)
     start = np.asarray(check_weights("weights", weights, len(positions)), positions.dtype)
-    walk = run_walk(Weigher(kernel, embedding, rule), np.asarray(positions), start, max_steps, tolerance, on_chunk)
+    weigher = weigher_for(kernel, embedding, rule, len(positions))
+    walk = run_walk(weigher, np.asarray(positions), start, max_steps, tolerance, on_chunk)
     best = walk.best_positions if walk.best < walk.history[0] else np.asarray(positions)
     weighed = weigh_now(kernel, embedding, best, rule, walk.weights[: len(best)])
     w, gram, means = (np.asarray(array, float) for array in (weighed.weights, weighed.gram, weighed.means))

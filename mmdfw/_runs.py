@@ -13,6 +13,7 @@ import jax, jax.numpy as jnp, numpy as np
 from mmdfw._checks import check_choice, check_count, warn_user
 from mmdfw._files import versions, whole_file, write_json
 from mmdfw._fit_model import fit_model
+from mmdfw._later import needed
 from mmdfw._result import Result, load
 from mmdfw._saved import read_header
 from mmdfw.data._load import load_table
@@ -31,7 +32,7 @@ class Job(NamedTuple):
     target: str | None = None  # column, for a file of one's own
     task: str = "auto"  # or one of `MODELS`
     hidden: tuple | None = None  # units of each layer; as `units_for` says if None
-    batch_size: int = 100  # rows of a minibatch
+    batch_size: int = 500  # rows of a minibatch
     split_seed: int = 0
     seed: int = 0
 
@@ -141,8 +142,7 @@ def write_run(loaded: Loaded, result: Result, out) -> dict:
 
 def draw_run(loaded: Loaded, result: Result, predictive, y: jax.Array, path: Path):
     "How the leading score went, and how well calibrated the end is."
-    import matplotlib.pyplot as plt
-
+    plt: Any = needed("matplotlib.pyplot", "the figure of a run")
     task = loaded.model.task
     name, label = next(iter(task.monitored.items()))
     title = loaded.table.name + (f" ({loaded.table.note})" if loaded.table.note else "")
@@ -162,11 +162,14 @@ def run_fit(
     out,  # what the three files are called, as in `run_files`
     num_particles: int = 20,
     progress=None,
+    before: Callable | None = None,  # is shown what was loaded, before the fit begins
     **settings: Any,  # for `fit_model`: first_steps, later_steps, ...
 ) -> dict:
     "Fit a table and write particles, metrics and a figure."
     loaded = load_job(job)
     check_writable(run_files(out))
+    if before is not None:
+        before(loaded)
     x, y = loaded.data.x, loaded.data.y
     result = fit_model(
         jax.random.key(job.seed),

@@ -150,12 +150,15 @@ _JAX_FOLDER = os.path.dirname(jax.__file__)
 
 def identity_of(thing) -> Any:  # hashable
     "What must be equal for two programs, or two of their parameters, to be the same."
-    if isinstance(thing, ClosedJaxpr):
-        return identity_of(thing.jaxpr), tuple(id(constant) for constant in thing.consts)
-    if isinstance(thing, Jaxpr):
+    if isinstance(thing, (ClosedJaxpr, Jaxpr)):  # one class from JAX 0.12 on
+        constants, thing = (
+            tuple(id(constant) for constant in getattr(thing, "consts", ())),
+            getattr(thing, "jaxpr", thing),
+        )
         numbers = [np.asarray(atom.val) for e in thing.eqns for atom in e.invars if isinstance(atom, Literal)]
         literals = tuple((number.dtype.str, number.tobytes()) for number in numbers)
-        return str(thing), literals, tuple(identity_of(e.params[name]) for e in thing.eqns for name in sorted(e.params))
+        inside = tuple(identity_of(e.params[name]) for e in thing.eqns for name in sorted(e.params))
+        return str(thing), literals, constants, inside
     if isinstance(thing, (tuple, list)):
         return tuple(map(identity_of, thing))
     source = getattr(getattr(thing, "debug_info", None), "func_src_info", None) or ""
@@ -168,8 +171,10 @@ class Operations:
     "A jaxpr that equals another of the same operations; what it names stays alive, so no address is used twice."
 
     def __init__(self, jaxpr: Jaxpr):
-        self.jaxpr = jaxpr
-        self.identity = identity_of(jaxpr)
+        words = jaxpr.debug_info._replace(arg_names=None, result_paths=None)
+        open_to_all = [*jaxpr.constvars, *jaxpr.invars]  # constants come in as arguments: none is held here
+        self.jaxpr = jaxpr.replace(constvars=[], invars=open_to_all, debug_info=words)
+        self.identity = identity_of(self.jaxpr)
         self.hash = hash(self.identity)
 
     def __hash__(self):
@@ -194,6 +199,10 @@ class Density:
         "What weighted parameters say of y at rows of x."
         raise ValueError("only a model predicts: this target was not made by fit_model or posterior(model, x, y)")
 
+    def findings(self, particles, weights) -> tuple:
+        "What the density itself has to say of weighted parameters: findings that count for the verdict."
+        return ()
+
     def probe(self, params):  # -> (k,)
         "Numbers by which the density is known again; a constant added to it does not change them."
         return ravel(jax.grad(lambda p: self(p))(params))
@@ -201,6 +210,28 @@ class Density:
     def feed(self, batches) -> Callable:  # number of steps -> rows
         "Rows from an iterator, for oracles that move on minibatches."
         raise ValueError("batches= is for targets that were made by fit_model from an iterator of rows")
+
+    has_own_space = False  # what users see is made of the parameters, by `outward`
+
+    def outward(self, params):
+        "Parameters in the space in which the user thinks of them: scales that are positive, say."
+        return params
+
+    def inward(self, position):
+        "A position in the user's own space as the parameters that the density takes."
+        return position
+
+    def simulate(self, key, particles, args: tuple, kwargs: dict):
+        "New data that particles, stacked along a leading axis, give rise to."
+        raise ValueError("only models from mmdfw.from_numpyro or from_pymc draw new data; others have `predict(x)`")
+
+    def log_likelihoods(self, particles) -> dict:
+        "The log likelihood of each observation, by name, for particles stacked along a leading axis."
+        return {}
+
+    def observed(self) -> dict:
+        "The data by name, where they are known."
+        return {}
 
     comes_with_file = False  # a saved result brings all that there is to know of it
 
@@ -245,7 +276,7 @@ class Program(Density):
 
     def results(self, leaves):
         "Everything that the traced function gave, as a flat list."
-        return jax.core.eval_jaxpr(self.operations.jaxpr, self.constants, *leaves)
+        return jax.core.eval_jaxpr(self.operations.jaxpr, [], *self.constants, *leaves)
 
 
 def _with_slope(program: Program, leaves: list) -> jax.Array:
@@ -318,6 +349,12 @@ class Target:
         "Numbers by which the target is known again at one vector."
         return self.function.probe(self.layout.unravel(u))
 
+    def particles(self, positions):
+        "Vectors (n, d) as the user sees them: a pytree with a leading axis of n."
+        if not self.function.has_own_space:
+            return self.layout.unravel_all(positions)
+        return in_batches(jitted_outward, self, positions)
+
     @property
     def dimension(self):
         "How many unknowns there are."
@@ -344,10 +381,17 @@ class Score:
         return self.target.score(u)
 
 
-_jitted_logs = jax.jit(lambda target, x: jax.vmap(target)(x))
-_jitted_both = jax.jit(lambda target, x: jax.vmap(jax.value_and_grad(target))(x))
+@jax.jit
+def _jitted_logs(target: Target, x: jax.Array) -> jax.Array:
+    return jax.vmap(target)(x)
 
 
+@jax.jit
+def _jitted_both(target: Target, x: jax.Array) -> tuple:
+    return jax.vmap(jax.value_and_grad(target))(x)
+
+
+jitted_outward = jax.jit(lambda target, x: jax.vmap(lambda u: target.function.outward(target.layout.unravel(u)))(x))
 jitted_probes = jax.jit(lambda target, x: jax.lax.map(target.probe, x))
 
 
@@ -367,9 +411,10 @@ BATCH = 64  # points that are looked at together
 def in_batches(compiled: Callable, target: Target, points: jax.Array) -> Any:  # of n rows
     "What a compiled function gives for many points, one by one or in batches, so that other numbers compile nothing."
     rows = np.asarray(points)
-    size = 1 if len(rows) == 1 else BATCH
-    padded = np.concatenate([rows, np.repeat(rows[-1:], -len(rows) % size, axis=0)])
-    parts = [compiled(target, padded[first : first + size]) for first in range(0, len(padded), size)]
+    if len(rows) == 1:
+        return compiled(target, rows)
+    padded = np.concatenate([rows, np.repeat(rows[-1:], -len(rows) % BATCH, axis=0)])
+    parts = [compiled(target, padded[first : first + BATCH]) for first in range(0, len(padded), BATCH)]
     return jax.tree.map(lambda *each: on_device(np.concatenate(each)[: len(rows)]), *parts)
 
 # %% ../nbs/core/03_target.ipynb #bdc40fcd
@@ -448,6 +493,7 @@ def _(thing: Target, position=None) -> Target:
         return thing
     check_floating(position)
     is_vector = jax.tree_util.all_leaves([position]) and jnp.shape(position) == (thing.dimension,)
+    position = position if is_vector else thing.function.inward(position)
     if not is_vector and layout_of(position) != thing.layout:
         raise ValueError(f"position has the unknowns {layout_of(position).names}, the target has {thing.names}")
     return Target(thing.function, thing.layout, ravel(position))

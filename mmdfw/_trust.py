@@ -149,6 +149,23 @@ def shuffled(num: int) -> np.ndarray:  # (num,)
     return np.random.default_rng(0).permutation(num)
 
 
+def wide_means(a: np.ndarray, b: np.ndarray, mass: np.ndarray, width2: float) -> np.ndarray:  # (n,)
+    "The kernel mean of a weighted set b at the points of a, in single precision: seven digits are plenty here."
+    a, b, mass = (
+        (array / scale).astype(np.float32) for array, scale in ((a, width2**0.5), (b, width2**0.5), (mass, 1))
+    )
+    half = lambda points: np.einsum("ij,ij->i", points, points)[:, None] / 2
+    left, right = (
+        np.concatenate([a, half(a), np.ones_like(a[:, :1])], 1),
+        np.concatenate([b, -np.ones_like(b[:, :1]), -half(b)], 1),
+    )
+    found = np.empty(len(a))
+    for first in range(0, len(a), 64):  # so few that they stay in the processor's cache
+        logs = left[first : first + 64] @ right.T
+        found[first : first + 64] = np.exp(np.minimum(logs, 0, out=logs), out=logs) @ mass
+    return found
+
+
 def plain_findings(
     positions: Float[np.ndarray, "n d"],
     weights: Float[np.ndarray, " n"],
@@ -168,10 +185,8 @@ def plain_findings(
     x, v = (positions[:, sd > 0] - mean[sd > 0]) / sd[sd > 0], v / np.sum(v)
     by_weight = np.searchsorted(np.cumsum(v), (np.arange(512) + 0.5) / 512)
     width2 = np.median(pdist(y[np.minimum(by_weight, len(y) - 1)], "sqeuclidean"))
-    square = lambda a: np.sum(a**2, 1)
-    near = lambda a, b: np.exp(np.minimum(2 * a @ b.T - square(a)[:, None] - square(b), 0.0) / (2 * width2))
-    twice = v @ near(y, y) @ v
-    mmd2 = weights @ near(x, x) @ weights - 2 * weights @ near(x, y) @ v + twice
+    twice = v @ wide_means(y, y, v, width2)
+    mmd2 = weights @ wide_means(x, x, weights, width2) - 2 * weights @ wide_means(x, y, v, width2) + twice
     value = float(max(mmd2, 0.0) / ((1 - twice) / len(weights)))
     return [Finding("MMD^2 in plain coordinates, likewise", value, 0.5, 1.0, WORDS_MMD)]
 

@@ -1,8 +1,11 @@
 """Shared fixtures. 64-bit floats are switched on by context only, so that no test can leak them into another."""
 
-import jax, jax.numpy as jnp, pytest
+import warnings
+
+import jax, jax.numpy as jnp, numpy as np, pytest
 
 from mmdfw._fit import fit
+from mmdfw._trust import GRADES
 
 
 def pytest_configure(config):
@@ -48,3 +51,32 @@ def gaussian_fit():
     "One small float32 fit on the Gaussian above, shared by all tests that only read it."
     with jax.enable_x64(False):
         return fit(jax.random.key(0), gaussian, jnp.zeros(2), num_particles=20, max_refinement_steps=100)
+
+
+def fitted(logdensity, d, seed=0, **options):
+    "A fit with nothing chosen, its warnings caught."
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = fit(jax.random.key(seed), logdensity, jnp.zeros(d), progress=False, **options)
+    assert result.verdict in GRADES
+    words = [str(one.message) for one in caught]
+    assert (result.verdict == "trusted") != any(f"this result is {result.verdict}" in word for word in words)
+    return result
+
+
+def moments(result):
+    "Weighted means and standard deviations of the particles."
+    x, w = np.asarray(result.positions, float), np.asarray(result.weights, float)
+    mean = w @ x
+    return mean, np.sqrt(w @ (x - mean) ** 2)
+
+
+def off(result, mean, sd):
+    "The worst error of a mean in sds, and of an sd in parts of it."
+    found_mean, found_sd = moments(result)
+    return np.max(np.abs(found_mean - mean) / sd), np.max(np.abs(found_sd / sd - 1))
+
+
+def right_or_told(result, mean, sd, tolerance=0.15):
+    "The moments are right, or the verdict says that something is wrong."
+    return result.verdict != "trusted" or max(off(result, mean, sd)) < tolerance

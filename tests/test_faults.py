@@ -104,7 +104,7 @@ def test_bad_lengthscale(make, bad):
         (lambda: DecayEarly(ConstantStep(), 0), "num_early.*0"),
         (lambda: DecayEarly(ConstantStep(), 1, 1.0), "1.0"),
         (lambda: Quadrature("positive"), "positive"),
-        (lambda: GradientOracle(NearParticles(), num_steps=0), "num_steps.*0"),
+        (lambda: GradientOracle(NearParticles(), num_steps=-1), "num_steps.*-1"),
         (lambda: GradientOracle(NearParticles(), num_starts=1.5), "num_starts.*1.5"),
         (lambda: GradientOracle(NearParticles(), particles_per_step=-1), "particles_per_step.*-1"),
         (lambda: GradientOracle(NearParticles(), scale=0.0), "scale"),

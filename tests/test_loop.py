@@ -422,7 +422,7 @@ def test_progress_is_off_in_tests_and_on_when_asked(capsys):
 
 
 def test_interrupted_growth_keeps_what_it_has(monkeypatch, fits):
-    real, calls = loop.jitted_ask, []
+    real, calls = loop.next_step, []
 
     def interrupted(*args):
         calls.append(1)
@@ -430,10 +430,10 @@ def test_interrupted_growth_keeps_what_it_has(monkeypatch, fits):
             raise KeyboardInterrupt
         return real(*args)
 
-    monkeypatch.setattr(loop, "jitted_ask", interrupted)
+    monkeypatch.setattr(loop, "next_step", interrupted)
     with pytest.warns(UserWarning, match="interrupted.* 6 .*20"):
-        stopped = fit(jax.random.key(0), gaussian, jnp.zeros(2), num_particles=20, refine=False)
-    monkeypatch.setattr(loop, "jitted_ask", real)
+        stopped = fit(jax.random.key(0), gaussian, jnp.zeros(2), num_particles=20)
+    monkeypatch.setattr(loop, "next_step", real)
     assert len(stopped) == 6 and len(stopped.history.count) == 5 and bool(jnp.all(jnp.isfinite(stopped.weights)))
     gone_on = stopped.add(14)
     assert same(gone_on.state, fits["20"].state), "and goes on as if nothing had happened"

@@ -18,6 +18,7 @@ from mmdfw.embeddings._embedding import ParticleEmbedding
 from mmdfw.kernels._kernel import IMQ, RBF
 from mmdfw.kernels._stein_kernel import Stein
 from mmdfw.models._bnn import bnn, mlp
+from mmdfw.models._outcomes import Bernoulli, NoisyGaussian, Poisson, Softmax
 from mmdfw.models._logistic import Logistic
 from mmdfw.models._model import Model, draw_rows, minibatch_logdensity, posterior
 from mmdfw.models._predictive import GaussianPredictive
@@ -53,9 +54,10 @@ RNG = np.random.default_rng(0)
 X = RNG.normal(size=(40, 2))
 Y = 1.7 * X[:, 0] + 0.5 * RNG.normal(size=40)
 LABELS = (Y > 0).astype(float)
-SHORT = dict(
+LENGTHS = dict(
     particles_per_step=5, first_steps=200, later_steps=100, batch_size=100, learning_rate=0.05, later_rate=0.05
 )
+SHORT = LENGTHS | dict(walk=False)  # what climbs by itself; walkers have tests of their own
 MODELS = {"logistic": (Logistic(2), LABELS), "network": (mlp(2, (3,), jnp.tanh), Y)}
 
 
@@ -204,6 +206,7 @@ def test_likelihood_of_a_wrong_shape():
 SPREAD = """
 import json, jax, jax.numpy as jnp, numpy as np
 from mmdfw.models._bnn import mlp
+from mmdfw.models._outcomes import Bernoulli, NoisyGaussian, Poisson, Softmax
 from mmdfw._target import ravel
 from mmdfw.models._logistic import Logistic
 from mmdfw.models._model import posterior, spread
@@ -387,11 +390,11 @@ def test_the_check_sees_a_callback():
     "make, dimension",
     [
         (lambda: Logistic(54), 56),
-        (lambda: mlp(17), 953),
-        (lambda: mlp(9), 553),
-        (lambda: mlp(90, (100,)), 9203),
-        (lambda: mlp(3, (4, 5)), 4 * 4 + 5 * 5 + 6 + 2),
-        (lambda: mlp(3, (4, 5), jnp.tanh), 4 * 4 + 5 * 5 + 6 + 2),
+        (lambda: mlp(17, prior="paper"), 953),
+        (lambda: mlp(9, prior="paper"), 553),
+        (lambda: mlp(90, (100,), prior="paper"), 9203),
+        (lambda: mlp(3, (4, 5), prior="paper"), 4 * 4 + 5 * 5 + 6 + 2),
+        (lambda: mlp(3, (4, 5), jnp.tanh), 4 * 4 + 5 * 5 + 6 + 4),
         (lambda: mlp(2, ()), 3 + 2),
     ],
     ids=["covertype", "naval", "protein", "year", "two layers", "two layers, tanh", "no hidden layer"],
@@ -430,13 +433,10 @@ class Dropping(nnx.Module):
 def test_module_with_random_streams():
     model = bnn(Dropping, 2)
     params = model.sample_prior(KEY)
-    assert len(ravel(params)) == 3 * 3 + 4 + 2  # the streams are no parameters
-    by_hand = (
-        jnp.tanh(X @ params["net"]["inside"]["kernel"] + params["net"]["inside"]["bias"])
-        @ params["net"]["out"]["kernel"]
-        + params["net"]["out"]["bias"]
-    )
-    assert_close(model.network(params["net"], jnp.asarray(X)), by_hand[:, 0], rtol=1e-5)
+    assert len(ravel(params)) == 3 * 3 + 4 + 3  # the streams are no parameters
+    net = model.prior.weights(params)
+    by_hand = jnp.tanh(X @ net["inside"]["kernel"] + net["inside"]["bias"]) @ net["out"]["kernel"] + net["out"]["bias"]
+    assert_close(model.network(net, jnp.asarray(X)), by_hand[:, 0], rtol=1e-5)
     grown = fit_model(KEY, model, X, Y, num_particles=2, **SHORT)
     assert jnp.all(jnp.isfinite(grown.positions)) and grown.predict(X).mean.shape == (40,)
 
@@ -489,7 +489,8 @@ class Begun(nnx.Module):
 
 
 def test_initialisations_are_not_mixed_up():
-    draw = jax.jit(lambda key, model: model.sample_prior(key)["net"]["inside"]["kernel"], static_argnums=1)
+    weights = lambda model, key: model.prior.weights(model.sample_prior(key))
+    draw = jax.jit(lambda key, model: weights(model, key)["inside"]["kernel"], static_argnums=1)
     for at in (0.0, 5.0):
         assert_close(draw(KEY, bnn(lambda rngs, at=at: Begun(rngs, at), 2)), np.full((2, 1), at), rtol=1e-6)
 
@@ -1207,3 +1208,71 @@ def test_settings_beside_an_oracle_are_refused():
     with pytest.raises(ValueError, match="give x and y in place of batches="):
         oracle = GradientOracle(NearParticles())
         fit_model(KEY, Line(), batches=all_rows(), num_rows=40, batch_size=40, oracle=oracle)
+
+
+# Walkers --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def walked():
+    "Forty draws of eight walkers on all rows of the line."
+    with jax.enable_x64(False):
+        lengths = dict(particles_per_step=8, first_steps=2000, later_steps=200, learning_rate=0.05)
+        return fit_model(KEY, Line(), X, Y, num_particles=40, **lengths)
+
+
+def test_walkers_have_the_width_of_the_posterior(walked):
+    "Forty draws, nearly independent: four standard errors of their mean, and of their standard deviation."
+    assert abs(np.mean(walked.positions) - MEAN) < 4 * SD / np.sqrt(40)
+    assert abs(np.std(walked.positions) / SD - 1) < 4 / np.sqrt(80)
+    assert int(walked.state.memory.refused.sum()) == 0
+    assert walked.evaluations == 8 * (1400 + 2 * 600 + 4 * 2 * 200)  # whole pieces of 200 steps
+
+
+def test_walkers_go_on_where_they_stand(walked, tmp_path):
+    again = load(walked.save(tmp_path / "walked.npz"), Line(), X, Y)
+    assert same(again.add(8), walked.add(8)) and same(again, walked)
+
+
+def test_networks_do_not_fall_to_zero():
+    "A hundred rows and 151 weights: where the paper's prior ends at no network, the default one does not."
+    x = np.linspace(-2, 2, 100)[:, None]
+    y = np.sin(3 * x[:, 0]) + 0.1 * RNG.normal(size=100)
+    y = (y - y.mean()) / y.std()
+    kept = dict(num_particles=4, particles_per_step=4, first_steps=3000, later_steps=500, learning_rate=0.01)
+    upright = fit_model(KEY, mlp(1, (50,), jnp.tanh), x, y, **kept)
+    fallen = fit_model(KEY, mlp(1, (50,), jnp.tanh, prior="paper"), x, y, **kept, walk=False)
+    error = lambda result: float(np.sqrt(np.mean((result.predict(x).mean - y) ** 2)))
+    assert error(upright) < 0.2 < 0.9 < error(fallen)
+
+
+LIKELIHOODS = {
+    "classes": (Softmax(3), lambda out: np.argmax(out + 0 * RNG.gumbel(size=out.shape), 1)),
+    "two": (Bernoulli(), lambda out: (out[:, 0] > 0).astype(float)),
+    "counts": (Poisson(), lambda out: RNG.poisson(np.exp(out[:, 0])).astype(float)),
+    "noise": (NoisyGaussian(), lambda out: out[:, 0] + np.exp(0.5 * out[:, 1] - 1) * RNG.normal(size=len(out))),
+}
+
+
+@pytest.mark.parametrize("name", LIKELIHOODS)
+def test_networks_for_every_likelihood(name):
+    "Each beats what a constant could say of rows that it has not seen."
+    likelihood, draw = LIKELIHOODS[name]
+    x = RNG.normal(size=(400, 2))
+    y = draw(np.stack([1.5 * x[:, 0], -x[:, 1], x[:, 1]], 1))
+    model = mlp(2, (10,), likelihood=likelihood)
+    lengths = dict(num_particles=8, first_steps=1500, later_steps=200, learning_rate=0.03)
+    result = fit_model(KEY, model, x[:300], y[:300], **lengths)
+    constant = fit_model(KEY, model, 0 * x[:300], y[:300], **lengths)
+    told = lambda fitted, rows: float(np.mean(fitted.predict(rows).log_likelihood(y[300:])))
+    assert told(result, x[300:]) > told(constant, 0 * x[300:]) + 0.1
+
+
+def test_a_fit_that_predicts_like_a_constant_has_failed():
+    x = np.linspace(-2, 2, 60)[:, None]
+    y = np.sin(3 * x[:, 0])
+    kept = dict(num_particles=3, particles_per_step=3, later_steps=100, learning_rate=0.01, walk=False)
+    with pytest.warns(UserWarning, match="no better than one constant"):
+        fallen = fit_model(KEY, mlp(1, (50,), jnp.tanh, prior="paper"), x, y, first_steps=3000, **kept)
+    assert fallen.verdict == "failed" and "constant" in fallen.report()
+    assert fit_model(KEY, mlp(1, (50,), jnp.tanh), x, y, first_steps=1000, **kept).verdict == "trusted"

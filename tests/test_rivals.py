@@ -596,38 +596,43 @@ def test_units_do_not_matter():
         assert (np.abs(np.sqrt(w @ (x - w @ x) ** 2) / y.std(0) - 1) < 0.05).all(), points
 
 
+# One setting, and draws of three numbers, for the tests below, so that compiled code is shared.
+TWELVE = dict(num_particles=12, pool_size=1000, num_landmarks=512, max_refinement_steps=30)
+
+
 def test_bounds_are_kept():
     "Shares of a rate, and waiting times: no particle leaves the range of the draws, few or many, added or not."
     rng = np.random.default_rng(4)
-    for num in (500, 17_000):
-        y = np.stack([rng.exponential(size=num), rng.beta(0.5, 0.5, size=num)], 1).astype(np.float32)
-        small = compress(jax.random.key(0), y, 10, pool_size=1000, num_landmarks=256, max_refinement_steps=30)
+    for num in (800, 17_000):
+        columns = [rng.exponential(size=num), rng.beta(0.5, 0.5, size=num), -0.01 * rng.exponential(size=num)]
+        y = np.stack(columns, 1).astype(np.float32)
+        small = compress(jax.random.key(0), y, **TWELVE)
         for x in (small.positions, small.add(2).positions):
             assert (x >= y.min(0)).all() and (x <= y.max(0)).all(), num
 
 
 def test_the_report_says_what_is_known_of_the_draws():
     "Nothing without chains or a target; R-hat and ESS with chains; Stein's identities with a target; weights mend."
-    y = np.random.default_rng(5).normal(size=(4, 200, 2)).astype(np.float32)
-    make = lambda draws, **more: compress(jax.random.key(0), draws, 8, max_refinement_steps=20, **more)
+    y = np.random.default_rng(5).normal(size=(4, 200, 3)).astype(np.float32)
+    make = lambda draws, **more: compress(jax.random.key(0), draws, **TWELVE, **more)
     log_normal = lambda x: -jnp.sum(x**2) / 2
-    assert "unchecked" in make(y.reshape(-1, 2)).report()
+    assert "unchecked" in make(y.reshape(-1, 3)).report()
     report = make(y, target=log_normal).report()
     assert "R-hat" in report and "effective draws" in report and "draws: mean score" in report
     with pytest.warns(UserWarning, match="the chains do not agree"):
         assert make(y + np.array([0, 0, 0, 4.0], np.float32)[:, None, None]).verdict == "failed"
-    wide = 1.4 * y.reshape(-1, 2)
+    wide = 1.4 * y.reshape(-1, 3)
     with pytest.warns(UserWarning, match="not of this target"):
         assert make(wide, target=log_normal).verdict != "trusted"
     mended = make(wide, target=log_normal, debias=True)
     assert mended.verdict == "trusted"
-    assert_close(np.sqrt(mended.weights @ mended.positions**2), np.ones(2), atol=0.1)
+    assert_close(np.sqrt(mended.weights @ mended.positions**2), np.ones(3), atol=0.1)
 
 
 def test_many_draws_are_kept_by_landmarks():
     "What is said of MMD^2 is true of all draws in float32, and means are theirs to a fiftieth of a standard deviation."
     y = np.random.default_rng(6).normal(size=(17_000, 3)).astype(np.float32) * np.array([1, 5, 1e-2], np.float32)
-    small = compress(jax.random.key(0), y, 12, num_landmarks=512, pool_size=1000, max_refinement_steps=30)
+    small = compress(jax.random.key(0), y, **TWELVE)
     with jax.enable_x64(True):
         truth = mmd2(small.parts.kernel, *(np.asarray(each, float) for each in (small.positions, y, small.weights)))
     assert_close(small.discrepancy, truth, rtol=0.05, atol=4 * float(small.parts.embedding.integral_error) + 2e-6)
@@ -636,12 +641,12 @@ def test_many_draws_are_kept_by_landmarks():
 
 
 def test_what_was_compressed_by_landmarks_comes_back_from_its_file(tmp_path):
-    y = np.random.default_rng(7).normal(size=(17_000, 2)).astype(np.float32)
-    small = compress(jax.random.key(0), y, 5, num_landmarks=128, pool_size=500, max_refinement_steps=10)
+    y = np.random.default_rng(7).normal(size=(17_000, 3)).astype(np.float32)
+    small = compress(jax.random.key(0), y, **TWELVE)
     again = load(small.save(tmp_path / "small.npz"))
     assert np.array_equal(again.positions, small.positions) and again.report() == small.report()
-    assert np.array_equal(again.add(1).positions, small.add(1).positions)
-    assert (small.add(1).positions <= y.max(0)).all() and (small.add(1).positions >= y.min(0)).all()
+    more = small.add(2).positions
+    assert np.array_equal(again.add(2).positions, more) and (more <= y.max(0)).all() and (more >= y.min(0)).all()
 
 
 @pytest.mark.parametrize(

@@ -272,6 +272,7 @@ def test_quarto_is_asked_where_there_is_one(tmp_path, says):
     assert ran.returncode == says, ran.stdout + ran.stderr
     assert (tmp_path / "log").read_text().splitlines() == [f"{(tmp_path / '_proc').resolve()}: render --no-cache"]
     assert (tmp_path / "_docs" / "index.html").is_file() == (says == 0)
+    assert (tmp_path / "_docs" / "llms.txt").is_file() == (says == 0)
     processed = yaml.safe_load((tmp_path / "_proc" / "_quarto.yml").read_text(encoding="utf-8"))
     assert processed["project"]["output-dir"] == "_docs" and processed["website"]["sidebar"]["contents"] == pages
     assert "/mmdfw/steps/_step.py#L" in (tmp_path / "_proc" / "theory" / "40_step.ipynb").read_text(encoding="utf-8"), (
@@ -280,6 +281,28 @@ def test_quarto_is_asked_where_there_is_one(tmp_path, says):
     assert (tmp_path / "README.md").read_text(encoding="utf-8") == (ROOT / "README.md").read_text(encoding="utf-8"), (
         "nbdev writes no README"
     )
+
+
+def test_machines_find_every_page_and_what_it_says(tmp_path):
+    "llms.txt lists the sidebar, llms-full.txt has the text and the code of each page and the public names."
+    import yaml
+
+    sys.path.insert(0, str(ROOT / "tools"))
+    try:
+        from make_site import sections, write_llms
+        from pages import write_pages
+    finally:
+        sys.path.pop(0)
+    config = yaml.safe_load((ROOT / "_quarto.yml").read_text(encoding="utf-8"))
+    found = sections(config)
+    write_pages(ROOT, tmp_path / "pages", config["website"]["repo-url"])
+    write_llms(config, found, tmp_path / "pages", tmp_path / "site")
+    index, full = ((tmp_path / "site" / name).read_text(encoding="utf-8") for name in ("llms.txt", "llms-full.txt"))
+    assert index.startswith("# mmdfw\n\n> ") and index.count("\n- [") == sum(len(pages) for _, pages in found)
+    started = "https://mmdfw-developers.github.io/mmdfw/guides/getting_started.html"
+    assert f"- [Getting started in ten minutes]({started}): From a NumPyro model" in index and started in full
+    assert "result = mmdfw.fit(jax.random.key(0), target" in full and "### mmdfw.compress" in full
+    assert not re.search(r"^#\| (export|hide|echo)", full, re.M) and "iVBORw0KGgo" not in full  # no pictures
 
 
 def test_wide_figures_are_known_by_their_pixels():

@@ -1,5 +1,7 @@
 """Build the docs site into _docs; `make docs` runs this.
 
+Beside the pages it writes llms.txt, a list of them, and llms-full.txt, what they say, for machines that read.
+
 Quarto does it where it is installed. Elsewhere Sphinx does, from the same pages (made of the notebooks by pages.py, in
 _proc) and the same _quarto.yml: title, order and sections. What is here turns the one's dialect into the other's.
 """
@@ -214,6 +216,40 @@ def with_sphinx(config: dict, found: list, processed: Path, out: Path) -> int:
     return app.statuscode
 
 
+def read_page(file: Path) -> tuple:  # -> title, description, text
+    "A processed page as plain Markdown: text and code, without what the code printed."
+    if file.suffix == ".md":
+        text = file.read_text(encoding="utf-8")
+        return text.split("\n", 1)[0].lstrip("# "), "", text.split("\n", 1)[1].strip()
+    first, *rest = json.loads(file.read_text(encoding="utf-8"))["cells"]
+    front, parts = yaml.safe_load("".join(first["source"]).strip().strip("-")), []
+    for cell in rest:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "code":
+            chosen, code = options(source)
+            source = f"```python\n{code.strip()}\n```" if chosen.get("echo") is not False and code.strip() else ""
+        parts.append(source)
+    return front["title"], front.get("description", ""), "\n\n".join(filter(None, parts))
+
+
+def write_llms(config: dict, found: list, processed: Path, out: Path):
+    "llms.txt and llms-full.txt, by the convention of llmstxt.org."
+    site, home = config["website"], config["website"]["site-url"].rstrip("/")
+    index = [f"# {site['title']}", f"> {site['description']}"]
+    full = list(index)
+    for heading, pages in found:
+        lines = []
+        for page in pages:
+            title, description, text = read_page(processed / page)
+            address = f"{home}/{renamed(page).rsplit('.', 1)[0]}.html"
+            lines.append(f"- [{title}]({address})" + (f": {description}" if description else ""))
+            full.append(f"# {title}\n\n" + (f"> {description}\n\n" if description else "") + f"{address}\n\n{text}")
+        index += [f"## {heading or 'Start'}", "\n".join(lines)]
+    out.mkdir(parents=True, exist_ok=True)
+    for name, parts in (("llms.txt", index), ("llms-full.txt", full)):
+        (out / name).write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+
+
 def main(out: str = "_docs", builder: str = "quarto" if shutil.which("quarto") else "sphinx") -> int:
     "Build into `out` with Quarto or Sphinx."
     os.chdir(ROOT)
@@ -221,9 +257,13 @@ def main(out: str = "_docs", builder: str = "quarto" if shutil.which("quarto") e
     found = sections(config)
     processed = ROOT / "_proc"
     write_pages(ROOT, processed, config["website"]["repo-url"])
-    if builder == "quarto":
-        return with_quarto(processed, Path(out).resolve())
-    return with_sphinx(config, found, processed, Path(out).resolve())
+    to = Path(out).resolve()
+    with TemporaryDirectory() as made:
+        write_llms(config, found, processed, Path(made))  # first, since Quarto's pages are moved away
+        code = with_quarto(processed, to) if builder == "quarto" else with_sphinx(config, found, processed, to)
+        if code == 0:
+            shutil.copytree(made, to, dirs_exist_ok=True)
+    return code
 
 
 if __name__ == "__main__":

@@ -6,13 +6,18 @@ Four seconds of every process would go into imports. So one server imports the l
 from it. The server must not run JAX, whose threads do not survive a fork: mmdfw is not imported there, since blackjax
 computes on import. What takes longest starts first, by tools/seconds.json, so that no core waits at the end;
 `python tools/run_tests.py 1 --keep FILES` writes the seconds of processor time that it finds into that table.
+
+What is neither a notebook nor a file of tests is a target of make, such as `lint`, and runs beside them.
 """
 
+import functools
 import gc
 import json
+import math
 import os
 import re
 import resource
+import subprocess
 import sys
 import tempfile
 import time
@@ -37,17 +42,23 @@ LIBRARIES = [
     "sklearn.datasets",
     "tqdm",
 ]
+# What growth, refinement and compression run hundreds of times, and from how many numbers in an array on that is long.
+REPEATED = {"jit_slope", "jit_measure", "jit_jitted_ask", "jit_exchange_round"}
+LARGE = 20_000
 SECONDS = Path(__file__).parent / "seconds.json"
 
 
 def run(file: str, log: str):
-    "One notebook as nbdev_test runs it, or one file of tests; what it says goes into the log."
+    "One notebook as nbdev_test runs it, one file of tests, or one target of make; what it says goes into the log."
     said = os.open(log, os.O_WRONLY)
     for stream in (1, 2):
         os.dup2(said, stream)
     gc.freeze()  # what was imported is never looked through for garbage,
     gc.set_threshold(50_000)  # the rest seldom
     try:
+        if not file.endswith((".py", ".ipynb")):
+            sys.exit(subprocess.run(["make", "--no-print-directory", file]).returncode)
+        compile_cheaply()
         if file.endswith(".py"):
             import pytest
 
@@ -59,6 +70,33 @@ def run(file: str, log: str):
         Path(log + ".cpu").write_text(str(processor_time()))
 
 
+def compile_cheaply():
+    """What compiling costs where JAX has no switch for it; a JAX that calls these otherwise goes on as it is.
+
+    JAX writes each program in a new MLIR context, a third of what a single operation costs until it runs, and there
+    are thousands: here all of a process share one. And the Makefile asks the compiler to optimise little, which is
+    right for most programs, but not for those that run hundreds of times over large arrays."""
+    from jax._src import compiler
+    from jax._src.interpreters import mlir
+
+    if not (hasattr(mlir, "make_ir_context") and hasattr(compiler, "compile_or_get_cached")):
+        return
+    mlir.make_ir_context = functools.cache(mlir.make_ir_context)
+    as_told = compiler.compile_or_get_cached
+
+    def by_size(*given, **named):
+        program = next(one for one in given if hasattr(one, "operation")).operation
+        options = next(one for one in given if hasattr(one, "executable_build_options"))
+        settings = options.executable_build_options.debug_options
+        if settings.xla_backend_optimization_level == 0 and program.attributes["sym_name"].value in REPEATED:
+            shapes = set(re.findall(r"tensor<(\d+(?:x\d+)*)x", program.get_asm(large_elements_limit=4)))
+            if any(math.prod(map(int, shape.split("x"))) >= LARGE for shape in shapes):
+                settings.xla_backend_optimization_level = 1
+        return as_told(*given, **named)
+
+    compiler.compile_or_get_cached = by_size
+
+
 def processor_time() -> float:
     "Seconds that this process and the ones it has waited for have computed."
     spent = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
@@ -68,7 +106,7 @@ def processor_time() -> float:
 def report(file: str, seconds: float, code: int, log: str) -> tuple:  # -> Counter, seconds of processor time or None
     """One line for what passed, with what pytest counted and skipped; everything that was said for what failed.
 
-    A notebook counts as one test."""
+    A notebook counts as one test, and so does a target of make."""
     lines = Path(log).read_text(encoding="utf-8", errors="replace").splitlines()
     counted = lines[-1].strip("= ").rsplit(" in ", 1)[0] if lines and file.endswith(".py") else ""
     spent = float(Path(log + ".cpu").read_text()) if Path(log + ".cpu").exists() else None
@@ -124,7 +162,7 @@ def keep(times: dict):
     "Write what was measured into the table; files that are no more go."
     known = json.loads(SECONDS.read_text(encoding="utf-8")) if SECONDS.exists() else {}
     known |= {file: round(spent) for file, spent in times.items() if spent is not None}
-    there = {file: known[file] for file in sorted(known) if Path(file).exists()}
+    there = {file: known[file] for file in sorted(known) if "/" not in file or Path(file).exists()}
     SECONDS.write_text(json.dumps(there, indent=1) + "\n", encoding="utf-8")
 
 

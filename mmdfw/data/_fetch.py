@@ -9,6 +9,7 @@ __all__ = ['fetch']
 import hashlib, os, tempfile
 from pathlib import Path
 from mmdfw._checks import check_choice, check_count
+from mmdfw._later import needed
 from mmdfw.data._read import BROKEN, unpack
 from mmdfw.data._sources import SOURCES, Source, data_folders, find_file, read_published
 from mmdfw.data._table import OFFLINE
@@ -31,8 +32,7 @@ def check_published(path: Path, source: Source) -> Path:
 
 def download(url: str, path: Path, source: Source, progress=None, retries: int = 1) -> Path:
     "Fetch, check, and only then move into place."
-    import pooch
-
+    pooch = needed("pooch", "fetch")
     with tempfile.TemporaryDirectory(prefix=".fetching-", dir=path.parent) as folder:
         keeper = pooch.create(
             folder, base_url="", registry={source.file: None}, urls={source.file: url}, retry_if_failed=retries

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 import numpy as np, pandas as pd
 from jaxtyping import Float
+from mmdfw._later import needed
 from mmdfw.data._read import BROKEN, unpack
 from mmdfw.data._table import Table, check_finite
 
@@ -169,8 +170,7 @@ def read_published(path: Path, source: Source) -> Float[np.ndarray, "rows column
 # %% ../../nbs/library/63_sources.ipynb #b85b7cbd
 def data_folders() -> list[Path]:
     "Where files are looked for, in this order."
-    import pooch  # here, because `import mmdfw` and a table of your own need none
-
+    pooch = needed("pooch", "the user's folder of data sets")  # a table of your own needs none
     chosen = os.environ.get("MMDFW_DATA")
     return ([Path(chosen).expanduser()] if chosen else []) + [Path(pooch.os_cache("mmdfw"))]
 

@@ -10,6 +10,7 @@ import sys
 from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
+from mmdfw._later import needed
 
 # %% ../../nbs/library/60_table.ipynb #aba2ae83
 class Table(NamedTuple):
@@ -49,8 +50,7 @@ def check_finite(name: str, array: Float[np.ndarray, "rows columns"], columns: t
 # %% ../../nbs/library/60_table.ipynb #4060eed0
 def check_frame(name: str, frame: Any):
     "Columns of a pandas frame must have names of their own and hold real numbers."
-    import pandas as pd  # here, because arrays need none
-
+    pd = needed("pandas", "a data frame")  # here, because arrays need none
     names = [str(c) for c in frame.columns]
     twice = sorted({c for c in names if names.count(c) > 1})
     if twice:
@@ -150,8 +150,7 @@ OFFLINE = dict(
 
 def load_offline(name: str) -> Table:
     "A set that ships with scikit-learn, unscaled."
-    from sklearn.datasets import load_breast_cancer, load_diabetes  # here, because it takes long to import
-
-    made = load_diabetes(scaled=False) if name == "diabetes" else load_breast_cancer()
+    sets = needed("sklearn.datasets", f"the data set {name}")  # here, because it takes long to import
+    made = sets.load_diabetes(scaled=False) if name == "diabetes" else sets.load_breast_cancer()
     table = as_table(made.data, made.target, OFFLINE[name].target, name)
     return table._replace(columns=tuple(str(c) for c in made.feature_names))

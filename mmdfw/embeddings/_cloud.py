@@ -59,7 +59,7 @@ def sobol_normal(
     "Scrambled Sobol points pushed through the normal quantile function."
     from scipy.stats import qmc  # here, because it takes half as long to import as JAX
 
-    sobol = qmc.Sobol(d, scramble=True, rng=rng)
+    sobol = qmc.Sobol(d, scramble=True, rng=int(rng.integers(2**62)))  # a number: a generator would be copied each time
     uniform = sobol.random_base2(int(num - 1).bit_length())[:num]
     return ndtri(np.clip(uniform, 1e-12, 1 - 1e-12))  # the quantiles of 0 and 1 are infinite
 
@@ -89,12 +89,37 @@ def sobol_mixture(
 # %% ../../nbs/theory/22_cloud.ipynb #d23101f6
 def component_logs(mixture: GaussianMixture, points: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n k"]:
     "Log of weight times density, of each point under each component."
-    centred = points - mixture.means[:, None]  # (k, n, d)
-    z = np.linalg.solve(mixture.roots, np.swapaxes(centred, 1, 2))
-    volume = np.sum(np.log(np.diagonal(mixture.roots, axis1=1, axis2=2)), 1) + 0.5 * points.shape[1] * np.log(2 * np.pi)
-    return np.log(mixture.weights) - volume - 0.5 * np.sum(z**2, 1).T
+    weights, means, roots = map(np.asarray, (mixture.weights, mixture.means, mixture.roots))
+    inverses, middle = np.linalg.inv(roots), np.mean(means, 0)  # near to all: digits are kept
+    k, d = means.shape
+    shift = np.einsum("kij,kj->ik", inverses, means - middle).ravel()
+    z = (points - middle) @ inverses.transpose(1, 0, 2).reshape(d * k, d).T - shift
+    volume = np.sum(np.log(np.diagonal(roots, axis1=1, axis2=2)), 1) + 0.5 * d * np.log(2 * np.pi)
+    return np.log(weights) - volume - 0.5 * np.sum(np.square(z).reshape(-1, d, k), 1)
+
+
+def log_sum_exp(logs: Float[np.ndarray, "n k"]) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, "n k"]]:
+    "Logs of the sums of exponentials over rows, and the share of each entry in its row."
+    top = np.max(logs, 1, keepdims=True)
+    top = np.where(np.isfinite(top), top, 0.0)
+    shares = np.exp(logs - top)
+    sums = shares @ np.ones((shares.shape[1], 1))  # quicker than a sum over short rows
+    with np.errstate(divide="ignore", invalid="ignore"):  # a row that is zero throughout
+        return (np.log(sums) + top)[:, 0], np.divide(shares, sums, out=shares)
 
 # %% ../../nbs/theory/22_cloud.ipynb #f8bfe3f6
+def scatter(points: np.ndarray, share: np.ndarray, means: np.ndarray, mass: np.ndarray) -> Float[np.ndarray, "k d d"]:
+    "Covariances of the components, each times its mass."
+    n, d = points.shape
+    if d > len(means):
+        centred = points - means[:, None]
+        return np.swapaxes(centred * share.T[..., None], 1, 2) @ centred
+    middle = np.mean(points, 0)  # squares of what is near to zero keep their digits
+    squares = ((points - middle)[:, :, None] * (points - middle)[:, None]).reshape(n, d * d)
+    apart = means - middle
+    return (share.T @ squares).reshape(-1, d, d) - mass[:, None, None] * apart[:, :, None] * apart[:, None]
+
+
 def maximise(
     points: Float[np.ndarray, "n d"],
     weights: Float[np.ndarray, " n"],  # summing to one
@@ -106,8 +131,7 @@ def maximise(
     mass = np.sum(share, 0) + 1e-12
     means = share.T @ points / mass[:, None]
     d = points.shape[1]
-    centred = points - means[:, None]
-    covariances = np.swapaxes(centred * share.T[..., None], 1, 2) @ centred  # each times its mass
+    covariances = scatter(points, share, means, mass)
     shrink = ((d + 1) / (mass**2 / (np.sum(share**2, 0) + 1e-30) + d + 1))[:, None, None]
     pooled, others = np.sum(covariances, 0), (1 - 1 / len(mass)) / np.sum(weights**2)
     few = (d + 1) / (others + d + 1)
@@ -117,6 +141,11 @@ def maximise(
     return GaussianMixture(mass / np.sum(mass), means, np.linalg.cholesky(mixed + floor))
 
 # %% ../../nbs/theory/22_cloud.ipynb #b505aa30
+def square_distances(points: Float[np.ndarray, "n d"], centre: Float[np.ndarray, " d"]) -> Float[np.ndarray, " n"]:
+    "Squared distances from one point."
+    return np.square(points - centre) @ np.ones(len(centre))  # quicker than a sum over short rows
+
+
 def spread_centres(
     rng: np.random.Generator,
     points: Float[np.ndarray, "n d"],
@@ -125,11 +154,11 @@ def spread_centres(
 ) -> Float[np.ndarray, "k d"]:
     "Centres that lie apart, by the seeding of k-means++ on weighted points."
     centres = [points[rng.choice(len(points), p=weights)]]
-    distance = np.sum((points - centres[0]) ** 2, 1)
+    distance = square_distances(points, centres[0])
     while len(centres) < k and np.sum(weights * distance) > 0:
         mass = weights * distance
         centres.append(points[rng.choice(len(points), p=mass / mass.sum())])
-        distance = np.minimum(distance, np.sum((points - centres[-1]) ** 2, 1))
+        distance = np.minimum(distance, square_distances(points, centres[-1]))
     return np.stack(centres)
 
 # %% ../../nbs/theory/22_cloud.ipynb #4ef7663f
@@ -142,15 +171,15 @@ def fit_mixture(
     least_gain: float = 1e-4,  # nats of the mean log density: EM is over when a step gains less
 ) -> GaussianMixture:
     "A Gaussian mixture fitted to weighted points by EM."
-    nearest = np.argmin(np.sum((points[:, None] - centres) ** 2, -1), 1)
+    nearest = np.argmin([square_distances(points, centre) for centre in centres], 0)
     mixture = maximise(points, weights, np.eye(len(centres))[nearest], guess)
     before = -np.inf
     for _ in range(num_steps):
-        logs = component_logs(mixture, points)
-        now = weights @ logsumexp(logs, axis=1)
+        logs, membership = log_sum_exp(component_logs(mixture, points))
+        now = weights @ logs
         if now - before < least_gain:
             break
-        before, mixture = now, maximise(points, weights, softmax(logs, axis=1), guess)
+        before, mixture = now, maximise(points, weights, membership, guess)
     return mixture
 
 # %% ../../nbs/theory/22_cloud.ipynb #f35aaf5f
@@ -255,7 +284,7 @@ def weigh_rounds(rounds: list[Round]) -> Float[np.ndarray, " m"]:  # summing to 
             "is the start inside the support?"
         )
     shares = np.array([len(r.points) for r in rounds]) / len(points)
-    each = np.stack([np.asarray(logsumexp(component_logs(r.proposal, points), axis=1)) for r in rounds])
+    each = np.stack([log_sum_exp(component_logs(r.proposal, points))[0] for r in rounds])
     return importance_weights(logs, np.asarray(logsumexp(each + np.log(shares)[:, None], axis=0)))
 
 # %% ../../nbs/theory/22_cloud.ipynb #c46f5335
@@ -275,7 +304,7 @@ def count_components(
     best, number = -np.inf, 1
     for k in (min(2**power, most) for power in range(most.bit_length() + 1)):
         fit = fit_mixture(seen, w, spread_centres(rng, seen, w, k), guess)
-        now = v @ logsumexp(component_logs(fit, unseen), axis=1)
+        now = v @ log_sum_exp(component_logs(fit, unseen))[0]
         if now <= best:
             break
         best, number = now, k
@@ -288,7 +317,7 @@ def mean_covariance(
     weights: Float[np.ndarray, " n"],  # summing to one
 ) -> Float[np.ndarray, "d d"]:
     "The mean covariance of the components that weighted points belong to."
-    share = weights @ softmax(component_logs(mixture, points), axis=1)
+    share = weights @ log_sum_exp(component_logs(mixture, points))[1]
     return np.einsum("k,kij,klj->il", share, mixture.roots, mixture.roots, optimize=True)
 
 # %% ../../nbs/theory/22_cloud.ipynb #0aa0a16c

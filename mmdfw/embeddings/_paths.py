@@ -30,8 +30,20 @@ def evidence_bound(
     noise: Float[np.ndarray, "n d"],  # standard normal
 ) -> tuple[float, float]:  # and its standard error
     "What a Gaussian, cut off where the target is zero, says of the target's log normaliser."
-    points = np.asarray(mean + stretch(root, noise), target.dtype)
-    logs = np.asarray(log_densities(target, points), float)
+    return evidence_bounds(target, [(mean, root, noise)])[0]
+
+
+@np.errstate(all="ignore")
+def evidence_bounds(target: Target, gaussians: list) -> list:  # of (mean, root, noise) -> of (bound, error)
+    "What several Gaussians say of the target's log normaliser; all are looked at together."
+    points = [np.asarray(mean + stretch(root, noise), target.dtype) for mean, root, noise in gaussians]
+    logs = np.asarray(log_densities(target, np.concatenate(points)), float)
+    each = np.split(logs, np.cumsum([len(some) for some in points])[:-1])
+    return [bound_from(logs, *gaussian) for logs, gaussian in zip(each, gaussians)]
+
+
+def bound_from(logs: np.ndarray, mean: np.ndarray, root: Any, noise: np.ndarray) -> tuple[float, float]:
+    "The bound from log densities at the draws, and its standard error."
     inside = np.isfinite(logs)
     if not inside.any():
         return -np.inf, 0.0
@@ -67,25 +79,27 @@ def best_along(
     "The Gaussian of the largest bound along a path."
     guesses, surely = {}, {}  # by the index of their place
 
-    def weigh(index, mean, root):
-        bound, error = evidence_bound(target, mean, root, noise)
-        guesses[index] = Guess(mean, root, bound)
-        surely[index] = bound - error
+    def weigh(gaussians):  # index -> mean, root
+        found = evidence_bounds(target, [(*gaussian, noise) for gaussian in gaussians.values()])
+        for (index, gaussian), (bound, error) in zip(gaussians.items(), found):
+            guesses[index] = Guess(*gaussian, bound)
+            surely[index] = bound - error
 
     first, last = min(1, len(path.points) - 1), len(path.points) - 1
     gap = -(-(last - first) // (max_gaussians // 2 - 1))
     low, high = first, last
     for _ in range(2):
-        for index in np.unique(np.linspace(low, high, max_gaussians // 2).round().astype(int)):
-            if index not in guesses:
-                weigh(index, *gaussian_at(path, index))
+        places = np.unique(np.linspace(low, high, max_gaussians // 2).round().astype(int))
+        fresh = {index: gaussian_at(path, index) for index in places if index not in guesses}
+        if fresh:
+            weigh(fresh)
         best = max(surely, key=surely.__getitem__)
         low, high = max(best - gap, first), min(best + gap, last)
     for power in range(1, 9):  # draws of no Gaussian were inside the support: narrower ones, where the path ended
         if np.isfinite(guesses[best].bound):
             break
         best = -power
-        weigh(best, path.points[-1], round_root(len(path.points[-1]), 0.1**power))
+        weigh({best: (path.points[-1], round_root(len(path.points[-1]), 0.1**power))})
     return guesses[best], len(guesses)
 
 # %% ../../nbs/theory/24_paths.ipynb #c56045e3
@@ -195,7 +209,7 @@ FRESH = 4  # times as many draws for the bound of a Gaussian that was chosen
 
 def fresh_bound(target: Target, guess: Guess, noises: list) -> float:
     "The bound of a chosen Gaussian on draws that had no part in the choice, less its standard error."
-    bounds, errors = np.transpose([evidence_bound(target, guess.mean, guess.root, noise) for noise in noises])
+    bounds, errors = np.transpose(evidence_bounds(target, [(guess.mean, guess.root, noise) for noise in noises]))
     surely = np.mean(bounds) - np.linalg.norm(errors) / len(errors)
     return float(surely) if np.isfinite(bounds).all() else guess.bound
 

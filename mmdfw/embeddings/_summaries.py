@@ -11,8 +11,8 @@ import jax, jax.numpy as jnp, numpy as np
 from jaxtyping import Array, Float
 from mmdfw._checks import on_device, pytree_dataclass
 from mmdfw.embeddings._embedding import Embedding, ReferenceSet
-from mmdfw.kernels._kernel import Kernel, in_units
-from mmdfw.kernels._multiscale import FULL_METRIC, metric_root
+from mmdfw.kernels._kernel import Kernel, by_numpy, in_units
+from mmdfw.kernels._multiscale import FULL_METRIC, MultiscaleRBF, metric_root
 
 # %% ../../nbs/theory/27_summaries.ipynb #4ca34468
 FREQUENCIES = np.arange(1, 9) / 2  # in units of one over a standard deviation
@@ -30,10 +30,10 @@ class Summaries:
 
     def read(self, points: Float[Array, "n d"]) -> tuple[Float[Array, "n d"], Float[Array, "n w"]]:
         "Coordinates in the metric, and waves along the axes."
+        by: Any = np if by_numpy(points, self.axes) else jnp
         angles = ((points - self.centre) @ self.axes)[:, :, None] * FREQUENCIES.astype(points.dtype)
-        waves = jnp.concatenate([jnp.cos(angles), jnp.sin(angles)], 2) * np.sqrt(np.tile(POWERS, 2)).astype(
-            points.dtype
-        )
+        heights = np.sqrt(np.tile(POWERS, 2)).astype(points.dtype)
+        waves = by.concatenate([by.cos(angles), by.sin(angles)], 2) * heights
         return in_units(points - self.centre, self.root), waves.reshape(len(points), -1)
 
     def gram(self, x: tuple, y: tuple) -> Float[Array, "n m"]:
@@ -59,6 +59,13 @@ def _jitted_read(summaries: Summaries, kernel: Kernel, points: jax.Array) -> tup
     return *summaries.read(points), kernel.diagonal(kernel.features(points))
 
 
+def _read_at(summaries: Summaries, kernel: Kernel, points: jax.Array) -> tuple:
+    "What is read at points, and k(x, x) there; by NumPy where the kernel is the default one."
+    if type(kernel) is not MultiscaleRBF or jax.default_backend() != "cpu":
+        return _jitted_read(summaries, kernel, points)
+    return *jax.tree.map(np.asarray, summaries).read(np.asarray(points)), np.ones(len(points))
+
+
 def read_off(summaries: Summaries, kernel: Kernel, reference: ReferenceSet, entries: int = 2**24) -> Readings:
     "Weighted means of everything that is read, some points at a time."
     w = np.asarray(reference.weights, float)
@@ -67,7 +74,7 @@ def read_off(summaries: Summaries, kernel: Kernel, reference: ReferenceSet, entr
     first, second, waves, fourth, peak = 0.0, 0.0, 0.0, 0.0, 0.0
     for start in range(0, len(w), size):
         some = slice(start, start + size)
-        seen = _jitted_read(summaries, kernel, reference.points[some])
+        seen = _read_at(summaries, kernel, reference.points[some])
         u, wave, peaks = (np.asarray(part, float) for part in seen)
         peak += w[some] @ peaks
         first, waves = first + w[some] @ u, waves + w[some] @ wave

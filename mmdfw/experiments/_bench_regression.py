@@ -35,7 +35,7 @@ class OnTable(Part):
         table = load_table(trial.settings.data)
         data = split(table, seed=trial.seed)
         hidden, batch_size = NETWORKS.get(trial.settings.data, USUAL_NETWORK)
-        model = mlp(data.x.shape[1], hidden)
+        model = mlp(data.x.shape[1], hidden, prior="paper")
         race = Race(model, data, batch_size, self.num_particles, budget=None, look_every=1.0)
         return {"curve": self.method(trial.key(self.number), race), "data": table.name, "note": table.note}
 

@@ -85,7 +85,7 @@ def time_svgd(seed: int, quick: bool, who: str, sizes: list) -> dict:
     for size in sizes:
         steps = max(5, (500 if quick else 10_000) // size)
         start = jax.random.normal(jax.random.key(seed), (size, DIMENSION))
-        found[size] = take_turns({who: SVGDS[who](start, steps)}, 1 if quick else 5)[who] / steps
+        found[size] = take_turns({who: SVGDS[who](start, steps)}, 1 if quick else 3)[who] / steps
     return found
 
 # %% ../../nbs/experiments/11_bench_speed.ipynb #2934e3a6
@@ -96,13 +96,13 @@ def network_target(rows: int) -> Target:
     "A network with 953 parameters, on noise: only its cost matters."
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(rows, 17)).astype(np.float32), rng.normal(size=rows).astype(np.float32)
-    return as_target(mlp(17, (50,)), x, y)
+    return as_target(mlp(17, (50,), prior="paper"), x, y)
 
 
 def flock_of(seed: int, num_stay: int, piece: int) -> tuple:  # -> oracle, problem, flock
     "A flock of three in the company of particles that stay."
     target = network_target(20 * ROWS)
-    oracle = BatchOracle(target, batch_size=ROWS, piece=piece)
+    oracle = BatchOracle(target, 3, ROWS, piece=piece)
     parts = Components(RBF(1.0), ParticleEmbedding(RBF(1.0), None, "alone"), oracle, ConstantStep())
     state = empty_state(parts, capacity_for(num_stay, oracle.smallest_capacity), jnp.zeros(target.dimension))
     positions = jax.random.normal(jax.random.key(seed), state.particles.position.shape)
@@ -214,6 +214,7 @@ def time_compress(seed: int, quick: bool, who: str, sizes: list) -> dict:
 
 # %% ../../nbs/experiments/11_bench_speed.ipynb #419b1e58
 MODULE = "mmdfw.experiments._bench_speed"
+LIMIT = 300.0  # seconds of a contestant in a round
 CONTESTS = {
     "svgd": time_svgd,
     "oracle": time_oracle,
@@ -247,7 +248,7 @@ class Contestant(Part):
             if self.contest == "import":
                 return load | {"found": time_import(quick)}
             asked = [self.contest, trial.seed, quick, self.who, list(self.sizes)]
-            return load | in_fresh_process(MODULE, asked, quick)
+            return load | in_fresh_process(MODULE, asked, quick, limit=LIMIT)
         except ChildProcessError as problem:
             return load | {"error": str(problem)}
 
@@ -479,7 +480,7 @@ EXPERIMENTS = (
         draw_speed,
         say_speed,
         command="bench",
-        trials=5,
+        trials=3,
         counted_as="seeds",
         targets=TARGETS,
         flat=True,

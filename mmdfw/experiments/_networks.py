@@ -65,7 +65,7 @@ def make_race(table_name: str, trial: Trial) -> tuple:  # -> Race, note
     data = split(table, seed=trial.seed)
     hidden, batch_size = ((5,), 20) if quick else NETWORKS.get(table_name, USUAL_NETWORK)
     piece = 100 if table_name == "year" else 500  # of Year, 500 steps of SVGD take seconds
-    model = mlp(data.x.shape[1], hidden)
+    model = mlp(data.x.shape[1], hidden, prior="paper")
     return Race(model, data, batch_size, 6 if quick else 20, trial.settings.budget, piece), table.note
 
 
@@ -146,7 +146,9 @@ def two_chains(key: jax.Array, race: Race, num_rows: int, num_draws: int, num_st
     map_key, chain_key = jax.random.split(key)
     x, y = race.data.x[:num_rows], race.data.y[:num_rows]
     steps = dict(first_steps=num_steps, later_steps=500, batch_size=min(100, len(y)))
-    trained = fit_model(map_key, race.model, x, y, num_particles=1, particles_per_step=1, progress=False, **steps)
+    trained = fit_model(
+        map_key, race.model, x, y, num_particles=1, particles_per_step=1, walk=False, progress=False, **steps
+    )
     target = posterior(race.model, x, y, len(y))
     start = jax.tree.map(lambda leaf: leaf[0], trained.particles)
     run = nuts(chain_key, target, start, num_draws, 2, num_draws, spread=0.01, progress=False)
@@ -178,7 +180,8 @@ def network_sets(growth_key, svgd_keys, race: Race, sizes: tuple, judge: Callabl
     "Our growth and SVGD on the rows of a race, judged at several numbers of particles."
     x, y, batch_size = race.data.x, race.data.y, min(100, len(race.data.y))
     steps = dict(first_steps=num_steps, later_steps=max(num_steps // 5, 1), batch_size=batch_size)
-    grown = fit_model(growth_key, race.model, x, y, num_particles=max(sizes), progress=False, **steps).positions
+    climbing = dict(walk=False, particles_per_step=3, progress=False)
+    grown = fit_model(growth_key, race.model, x, y, num_particles=max(sizes), **climbing, **steps).positions
     falling = optax.adam(optax.cosine_decay_schedule(0.01, num_steps))
     target = replace(race, batch_size=batch_size).target()
     found = {}

@@ -101,9 +101,12 @@ PAPER = dict(
 )
 
 
+CLIMBING = dict(walk=False, particles_per_step=3, first_steps=100_000, later_steps=20_000)  # as the paper's: no walk
+
+
 def run_growth(key: jax.Array, race: Race, **settings: Any) -> Result:
     "One fit of ours under the rules of the race; `settings` are those of `fit_model`."
-    common = dict(
+    common = CLIMBING | dict(
         num_particles=race.num_particles,
         batch_size=race.batch_size,
         monitor=race.look,

@@ -124,7 +124,7 @@ def in_units(points: Float[Array, "*n d"], unit: Any) -> Float[Array, "*n d"]:
         return points / unit
     solve = scipy.linalg.solve_triangular if by_numpy(points, unit) else solve_triangular
     flat = points.reshape(-1, points.shape[-1])
-    return solve(unit, flat.T, lower=True).T.reshape(points.shape)
+    return solve(unit, flat.T, lower=True, check_finite=False).T.reshape(points.shape)
 
 
 def from_units(coordinates: Float[Array, "*n d"], unit: Any) -> Float[Array, "*n d"]:

@@ -6,7 +6,7 @@
 __all__ = ['FOURS', 'MultiscaleRBF', 'check_shares', 'default_kernel']
 
 # %% ../../nbs/theory/14_multiscale.ipynb #a4add5a9
-from typing import Any
+from typing import Any, Iterator
 import jax, jax.numpy as jnp, numpy as np
 from jaxtyping import Array, Float
 from scipy.linalg import solve_triangular
@@ -119,16 +119,16 @@ def octaves(
     which, repeats = np.unique(np.minimum(which, len(points) - 1), return_counts=True)
     pairs = np.triu_indices(len(which), 1)
     r2 = pdist(points[which], "sqeuclidean")
-    mass = (repeats[pairs[0]] * repeats[pairs[1]]).astype(float)
+    mass = repeats[pairs[0]] * repeats[pairs[1]]
     if not np.any(r2 > 0):
         return np.ones(1)
-    order = np.argsort(r2)
-    middle = r2[order][np.searchsorted(np.cumsum(mass[order]), mass.sum() / 2)]
+    each = r2 if np.max(mass) == 1 else np.repeat(r2, mass)
+    middle = np.partition(each, (len(each) - 1) // 2)[(len(each) - 1) // 2]
     widest = np.sqrt(middle if middle > 0 else np.max(r2))
     scales = widest / 2.0 ** np.arange(MOST_SCALES)
-    chances = np.array([mass @ np.exp(-r2 / (2 * s**2)) / mass.sum() for s in scales])
-    too_narrow = chances < 1 / NEIGHBOURS
-    return scales[: max(1, int(np.argmax(too_narrow)) if too_narrow.any() else MOST_SCALES)]
+    chance = lambda s: mass @ np.exp(r2 * (-0.5 / s**2)) / mass.sum()
+    number = next((j for j, s in enumerate(scales) if chance(s) < 1 / NEIGHBOURS), MOST_SCALES)
+    return scales[: max(1, number)]
 
 # %% ../../nbs/theory/14_multiscale.ipynb #219e6b4b
 def default_kernel(
@@ -148,3 +148,49 @@ def default_kernel(
     as_points = lambda array: on_device(array, points.dtype)
     shares = np.where(np.arange(room) < number, 1 / number, 0.0)
     return MultiscaleRBF(as_points(root), as_points(scales[0]), as_points(shares), as_points(centre))
+
+# %% ../../nbs/theory/14_multiscale.ipynb #5c1de0a2
+BLOCK = 2**17  # pairs that are looked at together: they stay in the processor's cache
+
+
+def each_octave(
+    kernel: MultiscaleRBF,
+    r2: Float[np.ndarray, "..."],  # squared distances in the metric
+) -> Iterator:  # of share, rate, values: one array, overwritten from octave to octave
+    "Every octave that has a share: exp(rate * r2), by NumPy."
+    shares, octave = np.asarray(kernel.shares, float), np.empty_like(r2)
+    rates = -0.5 / float(kernel.widest) ** 2 * 4.0 ** np.arange(len(shares))
+    for j, (share, rate) in enumerate(zip(shares[: np.flatnonzero(shares)[-1] + 1], rates)):
+        if j % FOURS == 0:
+            np.exp(np.multiply(r2, r2.dtype.type(rate), out=octave), out=octave)
+        else:
+            np.square(np.square(octave, out=octave), out=octave)
+        yield share, rate, octave
+
+
+def pairs_of(x: Float[np.ndarray, "n d"], y: Float[np.ndarray, "m d"]) -> Float[np.ndarray, "n m"]:
+    "All squared distances by one matrix product of NumPy's; the origin should be near the points."
+    square = lambda a: np.einsum("ij,ij->i", a, a)[:, None]
+    left = np.concatenate([x, square(x), np.ones_like(x[:, :1])], 1)
+    right = np.concatenate([-2 * y, np.ones_like(y[:, :1]), square(y)], 1)
+    r2 = left @ right.T
+    return np.maximum(r2, 0, out=r2)
+
+
+def octave_sums(
+    kernel: MultiscaleRBF,
+    x: Float[np.ndarray, "n d"],  # features
+    y: Float[np.ndarray, "m d"],  # features
+    columns: Float[np.ndarray, "m k"],
+    rates_too: bool = False,  # and the sums with each octave times its rate
+) -> Float[np.ndarray, "n k"] | tuple:
+    "The kernel's values between two sets, times columns, by NumPy; no matrix of all pairs is made."
+    sums = np.zeros((2, len(x), columns.shape[1]))
+    rows = max(1, BLOCK // max(1, len(y)))
+    for first in range(0, len(x), rows):
+        some = slice(first, first + rows)
+        for share, rate, octave in each_octave(kernel, pairs_of(x[some], y)):
+            times = octave @ columns
+            sums[0, some] += share * times
+            sums[1, some] += share * rate * times
+    return tuple(sums) if rates_too else sums[0]

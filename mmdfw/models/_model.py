@@ -13,6 +13,7 @@ import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int, Num
 from mmdfw._checks import GrowthStopped, check_count, pytree_dataclass, static
+from mmdfw._trust import Finding
 from mmdfw._target import Density, Target, as_target, layout_of
 from mmdfw.models._scores import Regression, Task
 
@@ -141,6 +142,10 @@ class Posterior(Density):
             raise ValueError(f"x must be (rows, {columns}), as in the fit, got shape {x.shape}")
         return self.model.predict(particles, weights, x)
 
+    def findings(self, particles, weights):
+        "Whether predictions of the rows are better than the best constant."
+        return against_constant(self, particles, weights)
+
     def probe(self, params):
         "The log prior, and the log likelihoods of the first rows: they tell another model or other data."
         prior = self.model.log_prior(params)[None]
@@ -211,6 +216,27 @@ def check_model(target: Posterior):
         raise ValueError(
             f"{type(target.model).__name__} cannot take rows of {target.x.shape[-1]} columns: {problem}"
         ) from problem
+
+# %% ../../nbs/library/70_model.ipynb #b3d7b536
+def against_constant(posterior: Posterior, particles, weights, most: int = 2000) -> tuple:  # of Finding
+    "How much less probable rows are than under the best constant: negative where a model has learnt something."
+    if type(posterior.model).predict is Model.predict or posterior.mesh is not None:
+        return ()
+    x, y = posterior.rows()
+    some = np.linspace(0, len(y) - 1, min(len(y), most)).astype(int)
+    constant = posterior.model.task.constant_score(y[some])
+    if len(np.unique(y[some])) < 2 or np.isnan(constant):
+        return ()
+    predictive = posterior.model.predict(particles, jnp.asarray(weights), jnp.asarray(x[some]))
+    if not hasattr(predictive, "log_likelihood"):  # a model of the user's own may predict in its own way
+        return ()
+    told = predictive.log_likelihood(y[some])
+    loss = constant - float(np.mean(np.asarray(told, float)))
+    words = (
+        "predictions of the training rows are no better than one constant for all: the networks may have fallen to "
+        "zero weights, the steps may be too few, or the columns say nothing of the target"
+    )
+    return (Finding("log likelihood of a row, short of the best constant's by", loss, -0.01, -0.002, words),)
 
 # %% ../../nbs/library/70_model.ipynb #82ae38ab
 def draw_rows(

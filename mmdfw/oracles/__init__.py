@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['GradientOracle', 'GridOracle', 'MonteCarloOracle', 'NelderMeadOracle', 'PoolOracle', 'CachedOracle', 'cached_oracle',
-           'LazyOracle', 'certified_mmd', 'BatchOracle', 'BlockOracle', 'Blocks', 'ShardedStarts', 'shard_rows',
-           'lmo_value', 'lmo_gradient', 'greedy_value', 'quadrature_value', 'Starts', 'PriorStarts', 'NearParticles',
-           'NearPoint', 'PoolStarts', 'pool_starts', 'Oracle', 'Problem', 'Proposal', 'pick']
+           'LazyOracle', 'certified_mmd', 'BatchOracle', 'WalkOracle', 'BlockOracle', 'Blocks', 'ShardedStarts',
+           'shard_rows', 'lmo_value', 'lmo_gradient', 'greedy_value', 'quadrature_value', 'Starts', 'PriorStarts',
+           'NearParticles', 'NearPoint', 'PoolStarts', 'pool_starts', 'Oracle', 'Problem', 'Proposal', 'pick']
 
 # %% ../../nbs/interface/13_oracles.ipynb #1ea8f484
 from typing import TYPE_CHECKING
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         pool_starts,
     )
     from mmdfw.oracles._search import MonteCarloOracle, NelderMeadOracle, PoolOracle, greedy_value, quadrature_value
+    from mmdfw.oracles._walks import WalkOracle
 else:
     __getattr__, __dir__ = lazy_names("mmdfw.oracles")
 
@@ -52,6 +53,7 @@ _all_ = [
     "certified_mmd",
     # On minibatches, and on several devices
     "BatchOracle",
+    "WalkOracle",
     "BlockOracle",
     "Blocks",
     "ShardedStarts",

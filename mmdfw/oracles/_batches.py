@@ -136,10 +136,10 @@ class BatchOracle(Oracle):
     "B new particles at once, by SVGD's direction on minibatches and away from those that are there."
 
     target: Target  # of a model and its rows
-    particles_per_step: int = static(3)  # B
-    batch_size: int = static(100)  # rows of a minibatch
-    first_steps: Any = 100_000  # of the first call
-    later_steps: Any = 20_000  # of each further call
+    particles_per_step: int = static(4)  # B
+    batch_size: int = static(500)  # rows of a minibatch
+    first_steps: Any = 40_000  # of the first call
+    later_steps: Any = 2_000  # of each further call
     first_rate: Any = 0.01  # learning rate at the start of the first call
     later_rate: Any = 0.005  # and of each further one
     schedule: str = static("cosine")  # how the rate falls in a call; or "constant"
@@ -194,9 +194,13 @@ class BatchOracle(Oracle):
 
     def scores(self, positions, x, y):  # -> (B, d), (B,) bool
         "Scores of the flock on one minibatch, and whether each is finite."
-        estimate = lambda u: self.target.function.on_rows(self.target.layout.unravel(u), x, y)
-        found = jax.vmap(jax.grad(estimate))(positions)
+        found = self.estimates(positions, x, y)[1]
         return found, jnp.all(jnp.isfinite(found), 1)
+
+    def estimates(self, positions, x, y):  # -> (B,), (B, d)
+        "Log densities of the flock on one minibatch, and their slopes."
+        estimate = lambda u: self.target.function.on_rows(self.target.layout.unravel(u), x, y)
+        return jax.vmap(jax.value_and_grad(estimate))(positions)
 
     def values(self, everyone, width):  # -> a function of positions
         "Kernel values of the flock with everyone."

@@ -340,15 +340,15 @@ class GradientOracle(Oracle):
 
     starts: Starts
     optimizer: optax.GradientTransformation = static(ADAM)
-    num_steps: int = static(30)  # the paper's L
+    num_steps: int = static(30)  # the paper's L; 0: the best start itself is taken
     num_starts: int = static(4)
     particles_per_step: int = static(1)  # B new points a call
     scale: Any = 1.0  # the unit of length in which the optimiser walks: scalar, (d,), or a lower-triangular (d, d) root
     objective: Callable = static(lmo_value)
 
     def __post_init__(self):
-        for name in ("num_steps", "num_starts", "particles_per_step"):
-            check_count(name, getattr(self, name))
+        for name, least in (("num_steps", 0), ("num_starts", 1), ("particles_per_step", 1)):
+            check_count(name, getattr(self, name), least)
         check_unit("scale", self.scale)
         check_objective(self.objective)
         if self.particles_per_step > 1 and self.objective is not lmo_value:

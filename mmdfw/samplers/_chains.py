@@ -38,6 +38,7 @@ class Draws:
     evaluations: int  # NUTS: log densities and scores, two for each integration step; SGLD: minibatch scores
     step_size: Float[np.ndarray, " chains"]  # the last one used
     names: tuple  # (d,): what the coordinates are called
+    method: str = "nuts"  # or "sgld"
 
     def __len__(self):
         return len(self.positions)
@@ -339,13 +340,13 @@ def kept(
     return cached(cache, settings, compute, folder)
 
 
-def as_draws(found: dict, target: Target) -> Draws:
+def as_draws(found: dict, target: Target, method: str) -> Draws:
     "Arrays of a sampler as `Draws`, with a warning where they are poor."
     draws = jnp.asarray(found["draws"])
     positions = draws.reshape(-1, draws.shape[-1])
     by_chain = lambda leaf: leaf.reshape(*draws.shape[:2], *leaf.shape[1:])
     result = Draws(
-        jax.tree.map(by_chain, target.layout.unravel_all(positions)),
+        jax.tree.map(by_chain, target.particles(positions)),
         positions,
         np.asarray(found["rhat"]),
         np.asarray(found["ess"]),
@@ -353,6 +354,7 @@ def as_draws(found: dict, target: Target) -> Draws:
         int(found["evaluations"]),
         np.asarray(found["step_size"]),
         target.names,
+        method,
     )
     warn_poor(result)
     return result
@@ -397,7 +399,7 @@ def nuts(
     settings = dict(sampler="nuts", key=run_key, starts=starts) | chosen
     if gaussian is not None:
         settings |= dict(mean=gaussian.mean, root=gaussian.root)
-    return as_draws(kept(cache, settings, Target.logdensity, target, (starts[0],), compute, folder), target)
+    return as_draws(kept(cache, settings, Target.logdensity, target, (starts[0],), compute, folder), target, "nuts")
 
 # %% ../../nbs/library/77_chains.ipynb #e81d4530
 def run_langevin(
@@ -481,4 +483,5 @@ def sgld(
         return {"draws": draws} | counts | diagnose(draws)
 
     settings = dict(sampler="sgld", key=run_key, starts=starts, sizes=sizes, num_warmup=num_warmup, thin=thin)
-    return as_draws(kept(cache, settings, Target.estimate, target, (starts[0], run_key), compute, folder), target)
+    found = kept(cache, settings, Target.estimate, target, (starts[0], run_key), compute, folder)
+    return as_draws(found, target, "sgld")

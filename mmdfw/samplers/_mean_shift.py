@@ -11,11 +11,11 @@ import jax, jax.numpy as jnp, numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float, Int, Key
 from mmdfw._checks import check_choice, check_count, check_positive, on_device, warn_user
-from mmdfw._target import Target, check_key, flatten_particles
+from mmdfw._target import Target, check_key, flatten_particles, jitted_outward
 from mmdfw.embeddings._cloud import sobol_normal
 from mmdfw.embeddings._embedding import Embedding
 from mmdfw.kernels._kernel import RBF, squared_distances
-from mmdfw.samplers._svgd import jitted_particles, target_like, width_of
+from mmdfw.samplers._svgd import target_like, width_of
 
 # %% ../../nbs/theory/56_mean_shift.ipynb #58b8e5de
 def inverse_gram(positions: Float[Array, "n d"], lengthscale: Any) -> Float[Array, "n n"]:
@@ -190,7 +190,7 @@ def mean_shift(
     walked, weights, width = jitted_mean_shift(target, flat, nodes, *settings)
     report_mean_shift(walked, weights, num_steps)
     looks = (2 if score_share else 1) * num_steps + 1  # at each node
-    particles = jitted_particles(target.layout, walked.positions)
+    particles = jitted_outward(target, walked.positions)
     return MeanShiftResult(
         walked.positions, weights, width, looks * nodes.size // flat.shape[1] * len(flat), walked.rejected, particles
     )
