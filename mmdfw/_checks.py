@@ -7,8 +7,10 @@ __all__ = ['PYTREES', 'Class', 'static', 'pytree_dataclass']
 
 # %% ../nbs/core/00_checks.ipynb #84d538b7
 import os, sys, warnings
+from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, TypeVar, dataclass_transform
+from functools import cache
+from typing import Any, Iterator, TypeVar, dataclass_transform
 import jax, jax.numpy as jnp, numpy as np
 
 # %% ../nbs/core/00_checks.ipynb #07005877
@@ -105,6 +107,22 @@ def split_keys(key: jax.Array, num: int = 2) -> tuple:  # of keys
     "The first keys of `jax.random.split`, by one program whatever their number."
     check_count("num", num)
     return _jitted_split(key)[:num] if num <= MOST_KEYS else tuple(jax.random.split(key, num))
+
+# %% ../nbs/core/00_checks.ipynb #c0ffee02
+@cache
+def _linear_algebra() -> Any:  # a ThreadpoolController
+    "The thread pools of the linear algebra that NumPy and SciPy have loaded."
+    import scipy.linalg  # noqa: F401  # it brings a library of its own
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController().select(user_api="blas")
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    "NumPy's and SciPy's linear algebra without threads; as it was before, afterwards."
+    with _linear_algebra().limit(limits=1):
+        yield
 
 # %% ../nbs/core/00_checks.ipynb #f8277dc4
 def check_points(name: str, points) -> jax.Array:

@@ -10,7 +10,16 @@ import time
 from dataclasses import replace
 from typing import Callable, NamedTuple
 import jax, jax.numpy as jnp, numpy as np
-from mmdfw._checks import check_choice, check_count, check_kind, check_positive, on_device, show_progress, split_keys
+from mmdfw._checks import (
+    check_choice,
+    check_count,
+    check_kind,
+    check_positive,
+    on_device,
+    one_thread,
+    show_progress,
+    split_keys,
+)
 from mmdfw._ladder import Budget, Stand, climb_ladder, try_chains, try_cloud
 from mmdfw._loop import Components, Until, as_history, capacity_for, grow, first_state
 from mmdfw._result import Result, Run, check_gap, finish, watch_for
@@ -309,16 +318,17 @@ def fit(
         raise ValueError("fit needs a position to begin at: a pytree of floating arrays like the target's parameters")
     budget = budget_for(num_particles, num_evaluations, max_evaluations, seconds)
     start_key, cloud_key, pool_key, grow_key = split_keys(key, 4)
-    paths = find_start(start_key, target, start, prior)
-    setting = choose_setting(embedding, Ask(cloud_key, target, paths, kernel, budget, progress))
-    check_gap(gap_tolerance, setting.embedding)
-    oracle = oracle or choose_oracle(pool_key, setting, target, start, prior, num_particles if refine else 0)
-    parts = Components(setting.kernel, setting.embedding, oracle, choose_rule(setting.embedding, step_rule))
-    run = Run(grow_key, paths.evaluations + setting.evaluations, setting.name, refine, max_refinement_steps)
-    run = run._replace(findings=setting.findings)
-    state = first_state(
-        parts, first_position(setting, paths, target.dtype)[None], capacity_for(1, oracle.smallest_capacity)
-    )
-    state = state._replace(rejected=on_device(np.int32(int(state.rejected) + setting.rejected)))
-    growth = grow(grow_key, parts, state, Until(num_particles, gap_tolerance), watch_for(target, progress))
-    return finish(growth, as_history(growth.infos, run.evaluations), target, run, (), progress)
+    with one_thread():
+        paths = find_start(start_key, target, start, prior)
+        setting = choose_setting(embedding, Ask(cloud_key, target, paths, kernel, budget, progress))
+        check_gap(gap_tolerance, setting.embedding)
+        oracle = oracle or choose_oracle(pool_key, setting, target, start, prior, num_particles if refine else 0)
+        parts = Components(setting.kernel, setting.embedding, oracle, choose_rule(setting.embedding, step_rule))
+        run = Run(grow_key, paths.evaluations + setting.evaluations, setting.name, refine, max_refinement_steps)
+        run = run._replace(findings=setting.findings)
+        state = first_state(
+            parts, first_position(setting, paths, target.dtype)[None], capacity_for(1, oracle.smallest_capacity)
+        )
+        state = state._replace(rejected=on_device(np.int32(int(state.rejected) + setting.rejected)))
+        growth = grow(grow_key, parts, state, Until(num_particles, gap_tolerance), watch_for(target, progress))
+        return finish(growth, as_history(growth.infos, run.evaluations), target, run, (), progress)

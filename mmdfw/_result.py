@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Callable, Iterator, NamedTuple
 import jax, jax.numpy as jnp, numpy as np
 from tqdm import tqdm
-from mmdfw._checks import check_count, check_positive, on_device, show_progress, warn_user
+from mmdfw._checks import check_count, check_positive, on_device, one_thread, show_progress, warn_user
 from mmdfw._files import versions
 from mmdfw._loop import (
     Components,
@@ -404,9 +404,10 @@ def add(
     progress = show_progress(progress)
     watch = watch_for(result.target, progress, monitor, result.records)
     feed = None if batches is None else result.target.function.feed(batches)
-    growth = grow(result.run.key, result.parts, result.state, until, watch, feed)
-    history = joined(result.history, as_history(growth.infos, result.run.evaluations))
-    return finish(growth, history, result.target, result.run, watch.records, progress)
+    with one_thread():
+        growth = grow(result.run.key, result.parts, result.state, until, watch, feed)
+        history = joined(result.history, as_history(growth.infos, result.run.evaluations))
+        return finish(growth, history, result.target, result.run, watch.records, progress)
 
 
 def watch_for(target: Target, progress: bool, monitor=None, records=(), every: float = 2.0, checkpoint=None) -> Watch:
@@ -437,7 +438,8 @@ def refined(result: Result, max_steps: int = 300, progress: bool | None = None) 
         raise ValueError(f"refinement needs an embedding that stays; {kind} changes with the particles")
     run = result.run._replace(refine=True, max_refinement_steps=max_steps)
     growth = Growth(result.parts, result.state, [])
-    return finish(growth, result.history, result.target, run, result.records, show_progress(progress))
+    with one_thread():
+        return finish(growth, result.history, result.target, run, result.records, show_progress(progress))
 
 # %% ../nbs/library/79_result.ipynb #d962991f
 def expectation(

@@ -51,17 +51,30 @@ def pareto_shape(weights: Any) -> float:  # 0 for equal weights, infinite if too
     return float((n * shape(mean)[0] + 5) / (n + 10))
 
 # %% ../../nbs/theory/22_cloud.ipynb #86635943
+BITS = 30  # of each coordinate
+
+
+def sobol_cells(rng: np.random.Generator, num: int, d: int) -> np.ndarray:  # (num, d) of whole numbers below 2^30
+    "Scrambled Sobol points, on the grid of 2^30 cells to a side that they live on."
+    from scipy.stats import qmc  # here, because it takes half as long to import as JAX
+
+    # a number: a generator would be copied each time
+    sobol = qmc.Sobol(d, scramble=True, bits=BITS, rng=int(rng.integers(2**62)))
+    return (sobol.random_base2(int(num - 1).bit_length())[:num] * 2**BITS).astype(np.int64)
+
+
+def normal_of(cells: np.ndarray) -> np.ndarray:  # of the same shape
+    "Cells of the unit cube through the normal quantile function."
+    return ndtri(np.clip(cells / 2**BITS, 1e-12, 1 - 1e-12))  # the quantiles of 0 and 1 are infinite
+
+
 def sobol_normal(
     rng: np.random.Generator,
     num: int,  # points
     d: int,  # dimensions
 ) -> Float[np.ndarray, "num d"]:
     "Scrambled Sobol points pushed through the normal quantile function."
-    from scipy.stats import qmc  # here, because it takes half as long to import as JAX
-
-    sobol = qmc.Sobol(d, scramble=True, rng=int(rng.integers(2**62)))  # a number: a generator would be copied each time
-    uniform = sobol.random_base2(int(num - 1).bit_length())[:num]
-    return ndtri(np.clip(uniform, 1e-12, 1 - 1e-12))  # the quantiles of 0 and 1 are infinite
+    return normal_of(sobol_cells(rng, num, d))
 
 # %% ../../nbs/theory/22_cloud.ipynb #e0dbb271
 def allot(
@@ -80,11 +93,14 @@ def sobol_mixture(
     mixture: GaussianMixture,
     num: int,  # points
 ) -> Float[np.ndarray, "num d"]:
-    "Sobol points through a mixture: each component has its own scrambled stream."
+    "Sobol points through a mixture: one scrambled sequence, shifted for each component."
     means, roots = np.asarray(mixture.means), np.asarray(mixture.roots)
     shares = allot(np.asarray(mixture.weights), num)
-    parts = [m + sobol_normal(rng, n, len(m)) @ root.T for n, m, root in zip(shares, means, roots) if n]
-    return np.concatenate(parts)
+    cells = sobol_cells(rng, np.max(shares), means.shape[1])
+    shifts = rng.integers(2**BITS, size=means.shape)
+    streams = normal_of(np.concatenate([cells[:n] ^ shift for n, shift in zip(shares, shifts)]))
+    each = np.split(streams, np.cumsum(shares)[:-1])
+    return np.concatenate([m + z @ root.T for m, z, root in zip(means, each, roots)])
 
 # %% ../../nbs/theory/22_cloud.ipynb #d23101f6
 def component_logs(mixture: GaussianMixture, points: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n k"]:
@@ -303,7 +319,7 @@ def count_components(
     (seen, w), (unseen, v) = ((points[half], weights[half] / np.sum(weights[half])) for half in halves)
     best, number = -np.inf, 1
     for k in (min(2**power, most) for power in range(most.bit_length() + 1)):
-        fit = fit_mixture(seen, w, spread_centres(rng, seen, w, k), guess)
+        fit = fit_mixture(seen, w, spread_centres(rng, seen, w, k), guess, least_gain=1e-2)  # roughly is enough
         now = v @ log_sum_exp(component_logs(fit, unseen))[0]
         if now <= best:
             break
