@@ -10,6 +10,7 @@ import gzip, io, struct, warnings, zipfile, zlib
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 import numpy as np, pandas as pd
+from mmdfw._files import arrays_in
 from mmdfw.data._table import Table, as_table
 
 # %% ../../nbs/library/62_read.ipynb #5a29ceab
@@ -24,6 +25,7 @@ BROKEN = (  # what reading a damaged file may raise
     NotImplementedError,
     RuntimeError,
     OverflowError,
+    MemoryError,
     KeyError,
     IndexError,
     pd.errors.ParserWarning,
@@ -84,12 +86,13 @@ def read_csv(path: Path) -> pd.DataFrame:
 def read_arrays(path: Path) -> tuple:  # x, and y or None
     "NumPy's own files, never with pickled objects."
     with open(path, "rb") as file:
-        held = np.load(file, allow_pickle=False)
-        if isinstance(held, np.ndarray):
-            return held, None
-        if not {"x", "y"} <= set(held.files):
-            raise ValueError(f"it must hold arrays x and y, and holds {held.files}")
-        return held["x"], held["y"]
+        if file.read(2) != b"PK":
+            file.seek(0)
+            return np.load(file, allow_pickle=False), None
+    held = arrays_in(path)
+    if not {"x", "y"} <= held.keys():
+        raise ValueError(f"it must hold arrays x and y, and holds {list(held)}")
+    return held["x"], held["y"]
 
 
 def read_any(path: Path) -> tuple[Any, Any]:  # x, and y or None
