@@ -73,7 +73,7 @@ def check_positive(name: str, value) -> Any:  # -> value
 def check_count(name: str, value, at_least: int = 1) -> int:
     "`value` must be a whole number, `at_least` or more."
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < at_least:
-        raise ValueError(f"{name} must be a whole number of at least {at_least}, got {value!r}")
+        raise ValueError(f"{name} must be a whole number of at least {at_least}, got {repr(value)[:200]}")
     return int(value)
 
 
@@ -138,7 +138,11 @@ def one_thread() -> Iterator[None]:
 # %% ../nbs/core/00_checks.ipynb #f8277dc4
 def check_points(name: str, points) -> jax.Array:
     "A finite floating (n, d) array, n and d at least one."
-    array = as_array(points)
+    try:
+        array = as_array(points)
+    except (TypeError, ValueError):  # words, Python objects, rows of unlike lengths
+        kind = getattr(points, "dtype", type(points).__name__)
+        raise ValueError(f"{name} must hold floating point numbers, (n, d) of them, got {kind}") from None
     if array.ndim != 2 or 0 in array.shape:
         raise ValueError(f"{name} must be an (n, d) array with n, d >= 1, got shape {array.shape}")
     if not jnp.issubdtype(array.dtype, jnp.floating):

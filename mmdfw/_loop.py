@@ -407,7 +407,10 @@ class Watch:
         "Let the monitor look, if it is time to; the clock stands still meanwhile."
         if self.monitor is None or not (due or self.seconds - self.asked >= self.every):
             return
-        found = {name: float(value) for name, value in self.monitor(np.asarray(positions), np.asarray(weights)).items()}
+        said = self.monitor(np.asarray(positions), np.asarray(weights))
+        if not isinstance(said, dict):
+            raise ValueError(f"monitor must return a dict of numbers, such as {{'rmse': 0.5}}, got {repr(said)[:200]}")
+        found = {name: float(value) for name, value in said.items()}
         self.records.append(Record(self.seconds, len(weights), self.steps, found))
         words = " ".join(f"{name}={value:.4g}" for name, value in found.items())
         self.bar.set_postfix_str(words, refresh=False)
