@@ -58,6 +58,10 @@ def column_of(name: str, values: pd.Series) -> Column:
 def classes_of(name: str, words: pd.Series, gaps: int) -> Column:
     "A column of text: its classes, if they are classes."
     number = pd.to_numeric(words, errors="coerce").notna()
+    odd = words.str.fullmatch(r"[-+]?\d+([.,' ]\d+)+") & ~number  # a decimal comma, or marks between thousands
+    if odd.any() and (number | odd).mean() >= 0.5:
+        cure = "write numbers with a decimal point, and with nothing between thousands"
+        raise ValueError(f"column {name!r} is not numeric, it holds {words[odd].iloc[0]!r}; {cure}")
     if number.mean() >= 0.5:
         raise ValueError(
             f"column {name!r} is not numeric, it holds {words[~number].iloc[0]!r} among numbers; "
