@@ -6,11 +6,12 @@
 __all__ = ['Target']
 
 # %% ../nbs/core/03_target.ipynb #0ae790e9
-import inspect, os, traceback
+import inspect, os, sys, traceback
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import singledispatch
 from typing import Any, Callable, Iterator
+from weakref import WeakSet
 import jax, jax.numpy as jnp, numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from mmdfw._checks import check_points, on_device, pytree_dataclass, static
@@ -322,6 +323,35 @@ def same_function(one: Callable, other: Callable) -> bool:
     no_data = not jax.tree.leaves((one, other))
     return no_data and jax.tree.structure(one) == jax.tree.structure(other)
 
+# %% ../nbs/core/03_target.ipynb #9e1ea5e1
+FORMS = 32  # without a living target, whose programs are kept in case that the form comes again
+_living = {}  # form -> the targets that have it
+
+
+def programs_of(namespace: dict) -> list:
+    "The compiled functions that a module defines, methods of its classes among them."
+    own = [thing for thing in namespace.values() if getattr(thing, "__module__", "") == namespace["__name__"]]
+    methods = [method for cls in own if isinstance(cls, type) for method in vars(cls).values()]
+    return [thing for thing in (*own, *methods) if hasattr(thing, "clear_cache")]
+
+
+def release_programs():
+    "Forget all that functions of this package have compiled: what is called again compiles again."
+    ours = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == "mmdfw"]
+    for program in [each for module in ours for each in programs_of(vars(module))]:
+        program.clear_cache()
+
+
+def count_form(thing: Any):
+    "Note the form of a new target; release what was compiled where too many forms are nobody's any more."
+    form = hash((jax.tree.structure(thing), *((jnp.shape(l), jnp.result_type(l)) for l in jax.tree.leaves(thing))))
+    _living.setdefault(form, WeakSet()).add(thing)
+    dead = [form for form, targets in _living.items() if not targets]
+    if len(dead) > FORMS:
+        for form in dead:
+            del _living[form]
+        release_programs()
+
 # %% ../nbs/core/03_target.ipynb #3dd06c14
 @pytree_dataclass
 class Target:
@@ -330,6 +360,9 @@ class Target:
     function: Density  # over a pytree like the user's; itself a pytree, what it holds is data
     layout: Layout = static()  # of the user's parameters
     start: Any = None  # (d,): where a search may begin, if nothing else is said
+
+    def __post_init__(self):
+        count_form(self)
 
     def __call__(self, u):  # (d,) -> scalar
         return self.function(self.layout.unravel(u))

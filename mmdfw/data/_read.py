@@ -10,6 +10,8 @@ import csv, gzip, io, struct, warnings, zipfile, zlib
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 import numpy as np, pandas as pd
+from mmdfw._files import arrays_in
+from mmdfw.data._columns import prepared_table
 from mmdfw.data._table import Table, as_table, named_twice, some_of
 
 # %% ../../nbs/library/62_read.ipynb #5a29ceab
@@ -25,6 +27,7 @@ BROKEN = (  # what reading a damaged file may raise
     NotImplementedError,
     RuntimeError,
     OverflowError,
+    MemoryError,
     KeyError,
     IndexError,
     pd.errors.ParserWarning,
@@ -103,12 +106,13 @@ def read_csv(path: Path) -> pd.DataFrame:
 def read_arrays(path: Path) -> tuple:  # x, and y or None
     "NumPy's own files, never with pickled objects."
     with open(path, "rb") as file:
-        held = np.load(file, allow_pickle=False)
-        if isinstance(held, np.ndarray):
-            return held, None
-        if not {"x", "y"} <= set(held.files):
-            raise ValueError(f"it must hold arrays x and y, and holds {held.files}")
-        return held["x"], held["y"]
+        if file.read(2) != b"PK":
+            file.seek(0)
+            return np.load(file, allow_pickle=False), None
+    held = arrays_in(path)
+    if not {"x", "y"} <= held.keys():
+        raise ValueError(f"it must hold arrays x and y, and holds {list(held)}")
+    return held["x"], held["y"]
 
 
 def read_any(path: Path) -> tuple[Any, Any]:  # x, and y or None
@@ -116,13 +120,26 @@ def read_any(path: Path) -> tuple[Any, Any]:  # x, and y or None
     return read_arrays(path) if path.suffix in (".npy", ".npz") else (read_csv(path), None)
 
 
+def frame_of_file(path: Path) -> pd.DataFrame:
+    "The columns of a user's file."
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder; name a file in it")
+    x = read_whole(path)[0]
+    return x if isinstance(x, pd.DataFrame) else pd.DataFrame(x).rename(columns=lambda i: f"x{i}")
+
+
+def read_whole(path: Path) -> tuple[Any, Any]:  # x, and y or None
+    "A user's file, or a ValueError that names it."
+    try:
+        return read_any(path)
+    except BROKEN as problem:
+        pickled = "it holds pickled objects, which may run anything when read; save plain numbers"
+        raise ValueError(f"{path} cannot be read: {pickled if 'pickle' in str(problem) else problem}") from problem
+
+
 def load_file(path: Path, target: str | int | None = None) -> Table:
     "A user's CSV, .npy or .npz as a table."
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder; name a file in it")
-    try:
-        x, y = read_any(path)
-    except BROKEN as problem:
-        pickled = "it holds pickled objects, which may run anything when read; save plain numbers"
-        raise ValueError(f"{path} cannot be read: {pickled if 'pickle' in str(problem) else problem}") from problem
-    return as_table(x, y, target, path.name)
+    x, y = read_whole(path)
+    return prepared_table(x, target, path.name) if isinstance(x, pd.DataFrame) else as_table(x, y, target, path.name)

@@ -23,6 +23,9 @@ class Table(NamedTuple):
     columns: tuple  # names of the inputs
     target: str  # name of y
     note: str = ""  # what whoever reports results must add
+    prepared: str = ""  # what was done to the columns of a file, in a sentence
+    recipe: tuple = ()  # how each column of a file became numbers
+    labels: tuple = ()  # of 0 and of 1, where the target was text
 
 # %% ../../nbs/library/60_table.ipynb #8bcc9594
 def check_numbers(name: str, values, ndim: int) -> np.ndarray:
