@@ -96,7 +96,10 @@ class Ways(Part):
             trial.key(self.number), model, x, y, **((SMALL if quick else STEPS) | more)
         )
         walk = fitted(model)
-        told = {"walk": walk.predict(data.x_test), "walk, 40 particles": walk.add(20, progress=False).predict(data.x_test)}
+        told = {
+            "walk": walk.predict(data.x_test),
+            "walk, 40 particles": walk.add(20, progress=False).predict(data.x_test),
+        }
         told["climb"] = fitted(model, walk=False).predict(data.x_test)
         for name, power in (("warm", 0.5), ("cold", 2.0)):
             told[name] = fitted(Tempered(model, power)).predict(data.x_test)
