@@ -703,6 +703,19 @@ def test_no_batch_is_lost():
     assert next(count) == 500  # one for each step, the first one among them
 
 
+def test_rows_are_gathered_while_the_device_works():
+    "After each piece of a hundred steps the next hundred batches are there, and none beyond the last piece's."
+    fetched, seen = [], []
+
+    def counted():
+        while True:
+            fetched.append(1)
+            yield X, Y
+
+    fit_stream(counted(), monitor=lambda *_: {"batches": seen.append(len(fetched)) or 0.0}, monitor_every=0.0)
+    assert seen[:5] == [200, 300, 400, 500, 500]
+
+
 def test_saved_from_an_iterator(tmp_path):
     five = fit_stream(all_rows())
     path = five.save(tmp_path / "five.npz")

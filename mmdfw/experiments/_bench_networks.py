@@ -63,7 +63,7 @@ def from_outside(rows: Rows, batch_size: int) -> Iterator:  # of (batch_size, d)
         yield rows.x[some], rows.y[some]
 
 # %% ../../nbs/experiments/16_bench_networks.ipynb #16791e13
-STEPS, PIECE = 500, 250
+STEPS, PIECE = 500, 100
 
 
 def seconds_of(oracle: Oracle, target: Target, feed: Any) -> float:
@@ -101,7 +101,7 @@ class OnTable(Part):
         "Seconds of each form in each round, and what they were for."
         quick = trial.settings.quick
         rows = TABLES[self.table](quick)
-        steps, piece, rounds = (20, 10, 1) if quick else (STEPS, PIECE, 3)
+        steps, piece, rounds = (20, 10, 1) if quick else (STEPS, PIECE, 2)
         load = load_now()
         about = {"rows": len(rows.y), "columns": rows.x.shape[1], "batch_size": min(500, len(rows.y)), "steps": steps}
         about["particles"] = BatchOracle.particles_per_step

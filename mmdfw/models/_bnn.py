@@ -129,7 +129,7 @@ def check_module(module: nnx.Module, num_features: int, outputs: int | None):
         )
 
 
-def beside_parameters(module: nnx.Module) -> list:
+def beside_parameters(module: nnx.Module) -> tuple:
     "The state of a module that is not a parameter: its random streams, and the rest."
     return nnx.split(module, nnx.Param, nnx.RngState, ...)[2:]
 
