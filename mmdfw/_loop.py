@@ -637,11 +637,14 @@ def _run_pieces(
     "One call of an oracle that takes long, piece by piece."
     oracle, count = parts.oracle, int(state.particles.count)
     begin_key, walk_key = jax.random.split(key)
-    search, taken = _begin(parts, begin_key, state), 0
+    search, taken, ahead = _begin(parts, begin_key, state), 0, None
     for i, total in enumerate(lengths(watch, until, oracle, count)):
-        rows = None if feed is None else feed(oracle.piece)
+        rows = ahead if feed is None or ahead is not None else feed(oracle.piece)
         search = _advance(parts, jax.random.fold_in(walk_key, i), search, state, total, rows)
-        search, taken = jax.block_until_ready(search), taken + oracle.piece
+        taken += oracle.piece
+        # while the device works the host gathers the next rows; a clock does not tell yet whether they are wanted
+        ahead = feed(oracle.piece) if feed is not None and until.seconds is None and taken < total else None
+        search = jax.block_until_ready(search)
         watch.tick(
             oracle.piece * oracle.particles_per_step, count + oracle.particles_per_step * min(taken / total, 1.0)
         )
