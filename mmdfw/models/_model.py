@@ -117,7 +117,7 @@ def check_numbers(name: str, a: np.ndarray):
     "Finite real numbers."
     if not np.issubdtype(a.dtype, np.number) or np.iscomplexobj(a):
         raise ValueError(f"{name} must hold numbers, got dtype {a.dtype}")
-    bad = np.flatnonzero(~np.isfinite(a.reshape(len(a), -1).astype(float)).all(1))
+    bad = np.flatnonzero(~np.isfinite(a.reshape(len(a), -1)).all(1))
     if len(bad):
         raise ValueError(f"{name} holds NaN or infinite entries in {len(bad)} rows, the first: {bad[:5].tolist()}")
 
