@@ -5,7 +5,8 @@ test_faults.py; CSV files and splits in test_data.py; files cut or changed anywh
 test_models.py; estimators in test_estimators.py; the verdict where nothing stands for the target in test_trust.py.
 """
 
-import io, json, os, subprocess, sys, tempfile, traceback, zipfile
+import io, json, os, tempfile, traceback, zipfile
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
@@ -14,7 +15,8 @@ import jax, jax.numpy as jnp, numpy as np, optax, pandas as pd, pytest, scipy.st
 from flax import linen, nnx
 
 import mmdfw
-from mmdfw import cli
+from mmdfw._files import digest_arrays
+from mmdfw.cli import main
 from mmdfw.data import as_table, load_table, split
 from mmdfw.kernels import IMQ, RBF
 from mmdfw.models import Bernoulli, Gaussian, Logistic, Poisson, Softmax, bnn, mlp
@@ -28,7 +30,7 @@ LABELS = (Y > 0).astype(float)
 DRAWS = RNG.normal(size=(200, 2)).astype(np.float32)
 AT = jnp.zeros(2)
 OUTSIDE = ("jax", "jaxlib", "flax", "optax", "numpy", "scipy", "pandas", "blackjax", "sklearn", "matplotlib")
-SHORT = dict(num_particles=2, first_steps=20, later_steps=20, progress=False)
+SHORT = dict(num_particles=2, first_steps=20, later_steps=20, walk=False, progress=False)
 
 
 def normal(x):
@@ -280,7 +282,7 @@ COMPRESS = [
     Case("draws with NaN", lambda: compress(np.where(DRAWS > 2, np.nan, DRAWS)), "NaN or infinite"),
     Case("draws of unlike lengths", lambda: compress({"a": np.ones(5), "b": np.ones(6)}), "same leading axis"),
     Case("draws of four axes", lambda: compress(np.ones((2, 3, 4, 5))), "draws"),
-    Case("draws in a ragged list", lambda: compress([[1.0, 2.0], [3.0]]), "draws"),
+    Case("draws in a ragged list", lambda: compress([[1.0, 2.0], [3.0]]), "not equally long"),
     Case("draws of objects", lambda: compress(DRAWS.astype(object)), "draws must hold"),
     Case("chains of three draws", lambda: compress(np.ones((4, 3, 2)), chains=True), "need at least 4"),
     Case("chains that are none", lambda: compress(DRAWS[:, 0], chains=True), "with chains"),
@@ -332,14 +334,13 @@ def trained_start():
 # Files ---------------------------------------------------------------------------------------------------------------
 
 
-def rewritten(name: str, change: Callable) -> Path:
-    "The saved fit with its arrays changed, and a digest of what is there now."
-    from mmdfw._files import digest_arrays
-
+def rewritten(name: str, change: Callable, forged: bool = True) -> Path:
+    "A saved result with its arrays changed, and a digest of what is there now where it is forged."
     with np.load(saved_model() if name.startswith("model") else saved()) as held:
-        arrays = {key: held[key] for key in held.files if key != "digest"}
+        arrays = {key: held[key] for key in held.files}
+    digest = arrays.pop("digest")
     change(arrays)
-    np.savez(folder() / name, digest=np.array(digest_arrays(arrays)), **arrays)
+    np.savez(folder() / name, digest=np.array(digest_arrays(arrays)) if forged else digest, **arrays)
     return folder() / name
 
 
@@ -372,6 +373,12 @@ def state_filled(value: float) -> Callable:
                 arrays[name] = np.full_like(array, value)
 
     return change
+
+
+def with_lambda() -> Any:
+    "A result whose kernel holds a function without a name."
+    parts = fitted().parts._replace(kernel=mmdfw.Stein(IMQ(1.0), lambda x: -x))
+    return replace(fitted(), parts=parts)
 
 
 def load(path: Any) -> Any:
@@ -456,10 +463,24 @@ FILES = [
     ),
     Case("all zeros", lambda: load(rewritten("zeros.npz", filled(0.0))), "zeros.npz"),
     Case("all NaN", lambda: load(rewritten("nans.npz", filled(np.nan))), "nans.npz"),
-    Case("a state of zeros", lambda: load(rewritten("state0.npz", state_filled(0.0))), "state0.npz"),
-    Case("a state of NaN", lambda: load(rewritten("state1.npz", state_filled(np.nan))), "state1.npz"),
-    Case("a model's state of zeros", lambda: load_model(rewritten("model0.npz", state_filled(0.0))), "model0.npz"),
-    Case("a model's state of NaN", lambda: load_model(rewritten("model1.npz", state_filled(np.nan))), "model1.npz"),
+    Case(
+        "a state of zeros",
+        lambda: load(rewritten("state0.npz", state_filled(0.0), False)),
+        "not those that were written",
+    ),
+    Case(
+        "a state of NaN", lambda: load(rewritten("state1.npz", state_filled(np.nan))), "particles of its state are NaN"
+    ),
+    Case(
+        "a model's state of zeros",
+        lambda: load_model(rewritten("model0.npz", state_filled(0.0), False)),
+        "not those that were written",
+    ),
+    Case(
+        "a model's state of NaN",
+        lambda: load_model(rewritten("model1.npz", state_filled(np.nan))),
+        "particles of its state are NaN",
+    ),
     Case("a model of zeros", lambda: load_model(rewritten("model2.npz", filled(0.0))), "model2.npz"),
     Case("another density", lambda: mmdfw.load(saved(), lambda x: 2 * normal(x), AT), "belongs to another target"),
     Case("another dimension", lambda: mmdfw.load(saved(), normal, jnp.ones(3)), "2 numbers"),
@@ -467,11 +488,7 @@ FILES = [
     Case("another prior", lambda: load_model(saved_model(), Logistic(3, rate=5.0)), "belongs to another target"),
     Case("another model", lambda: load_model(saved_model(), mlp(3, 2, likelihood=Bernoulli())), "holds particles of"),
     Case("other labels", lambda: mmdfw.load(saved_model(), Logistic(3), X, 1 - LABELS), "belongs to another target"),
-    Case(
-        "a lambda in the parts",
-        lambda: fit(kernel=mmdfw.Stein(IMQ(1.0), lambda x: -x), embedding="stein").save(folder() / "s.npz"),
-        "cannot be saved",
-    ),
+    Case("a lambda in the parts", lambda: with_lambda().save(folder() / "lambda.npz"), "cannot be saved"),
 ]
 
 
@@ -511,7 +528,7 @@ TABLES = [
     Case("no such column", lambda: csv("a,b\n1,2\n", "price"), "has no column 'price'; its columns are ['a', 'b']"),
     Case("no target", lambda: csv("a,b\n1,2\n", None), "needs a target"),
     Case("a wide CSV without the column", lambda: csv(wide(), "price"), "has no column 'price'"),
-    Case("a wide CSV with a word", lambda: csv(wide().replace("1\n", "x\n"), "c0"), "is not numeric, it holds 'x'"),
+    Case("a wide CSV with a word", lambda: csv(wide(2000).replace("1\n", "x\n"), "c0"), "is not numeric, it holds 'x'"),
     Case("a gzip that is none", lambda: csv(b"\x1f\x8bjunk"), "cannot be read"),
     Case("a picture", lambda: csv(b"\x89PNG\r\n\x1a\n" + bytes(range(256)), name="cat.png"), "cat.png"),
     Case("no such file", lambda: load_table("navel"), "no set and no file is called 'navel'", FileNotFoundError),
@@ -611,7 +628,11 @@ MODELS = [
     Case("a module of two outputs", lambda: bnn(Wide, 3), "three rows give shape (3, 2)"),
     Case("a module that is made", lambda: bnn(Wide(nnx.Rngs(0)), 3), "lambda rngs:"),
     Case("a Linen module", lambda: bnn(Old(), 3), "flax.nnx"),
-    Case("a module's other features", lambda: bnn(lambda rngs: Normed(rngs), 5), "(rows, 5)"),
+    Case(
+        "a module's other features",
+        lambda: bnn(lambda rngs: Normed(rngs), 5),
+        "the module cannot take a table of shape (3, 5)",
+    ),
     Case("batch norm that learns", lambda: bnn(Normed, 3), "batch norm to its running average"),
     Case("a module of nothing", lambda: bnn(lambda rngs: 3, 3), "must return a flax.nnx.Module, got 3"),
     Case(
@@ -626,7 +647,11 @@ MODELS = [
     Case("a restart of no kind", lambda: fit_model(restart="mode"), "restart"),
     Case("workers of no kind", lambda: fit_model(workers=2), "workers"),
     Case("a monitor of no kind", lambda: fit_model(monitor=3), "monitor must be a function, got 3"),
-    Case("a monitor that gives a number", lambda: fit_model(monitor=lambda p, w: 1.0), "monitor must return a dict"),
+    Case(
+        "a monitor that gives a number",
+        lambda: fit_model(Logistic(3), X, LABELS, monitor=lambda p, w: 1.0),
+        "monitor must return a dict",
+    ),
     Case(
         "batches that are no iterator",
         lambda: fit_model(x=None, y=None, batches=5, num_rows=40),
@@ -640,7 +665,9 @@ MODELS = [
 
 
 def regressor(**options: Any) -> Any:
-    return mmdfw.sklearn.ParticleRegressor(**(dict(hidden=2, n_particles=2, first_steps=20, later_steps=20) | options))
+    return mmdfw.sklearn.ParticleRegressor(
+        **(dict(hidden=2, n_particles=2, first_steps=20, later_steps=20, walk=False) | options)
+    )
 
 
 def classifier() -> Any:
@@ -691,6 +718,64 @@ REST = [
     ),
     Case("a posterior of no model", lambda: mmdfw.posterior(normal, X, Y), "model must be an object such as"),
 ]
+
+# The command line: exit code, one line on standard error, a phrase of it ----------------------------------------------
+
+PLAIN = "a,b\n" + "".join(f"{i % 7},{i}\n" for i in range(40))
+COMMANDS = [
+    ("fit", 1, "give --data to begin a fit"),
+    ("fit --data mine.csv --target b", 1, "--out is missing"),
+    ("fit --data none.csv --target b --out run", 1, "no set and no file is called"),
+    ("fit --data mine.csv --target price --out run", 1, "has no column 'price'"),
+    ("fit --data mine.csv --out run", 1, "needs a target"),
+    ("fit --data mine.csv --target b --out mine.csv/run", 1, "cannot write into"),
+    ("fit --data mine.csv --target b --task classification --out run", 1, "must be a label that is 0 or 1"),
+    ("fit --data naval --target b --out run", 1, "the target of naval is fixed"),
+    ("fit --resume none", 1, "there is no saved result at"),
+    ("fit --resume mine --seed 3", 1, "--seed cannot be given with it"),
+    ("fit --data mine.csv --target b --out run --seconds 0", 1, "seconds must be positive and finite, got 0.0"),
+    ("data fetch", 1, "name what to fetch"),
+    ("data fetch navel", 1, "navel"),
+    ("bench mixture --out mine.csv/x.json", 1, "mine.csv"),
+]
+USAGE = [
+    ("fitt", "invalid choice: 'fitt'"),
+    ("fit --particles 0", "must be a whole number of at least 1, got '0'"),
+    ("fit --particles many", "got 'many'"),
+    ("fit --hidden -1", "--hidden"),
+    ("fit --task ranking", "invalid choice: 'ranking'"),
+    ("fit --seconds soon", "invalid float value: 'soon'"),
+    ("fit --particle-count 3", "unrecognized arguments"),
+    ("bench", "required: NAME, --out"),
+    ("bench naps --out x.json", "invalid choice: 'naps'"),
+    ("reproduce", "required: NAME"),
+    ("reproduce figure99", "invalid choice: 'figure99'"),
+    ("demo --out mine.csv", "is a file, not a folder"),
+    ("data list --folder mine.csv", "is a file, not a folder"),
+]
+
+
+@pytest.mark.parametrize("line, code, phrase", COMMANDS, ids=[line for line, *_ in COMMANDS])
+def test_commands_refused_in_one_line(line, code, phrase, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.csv").write_text(PLAIN)
+    assert main(line.split()) == code
+    told = capsys.readouterr().err.splitlines()
+    assert told[-1].startswith("mmdfw: ") and phrase in told[-1] and "Traceback" not in "".join(told)
+    assert len(told) == 1 or told[0].startswith("mine.csv: "), "what it will do, and then one line"
+
+
+@pytest.mark.parametrize("line, phrase", USAGE, ids=[line for line, _ in USAGE])
+def test_options_that_there_are_not(line, phrase, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.csv").write_text(PLAIN)
+    with pytest.raises(SystemExit) as stop:
+        main(line.split())
+    told = capsys.readouterr().err
+    assert stop.value.code == 2 and phrase in told.splitlines()[-1] and "Traceback" not in told
+
+
+# --------------------------------------------------------------------------------------------------------------------
 
 CASES = [*KEYS, *POSITIONS, *DENSITIES, *NOUNS, *RESULTS, *COMPRESS, *SAMPLERS, *FILES, *TABLES, *MODELS, *REST]
 assert len({case.name for case in CASES}) == len(CASES)

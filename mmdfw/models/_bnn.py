@@ -185,7 +185,7 @@ def mlp(
         raise ValueError(f"activation must be a function such as jax.nn.relu, got {activation!r}")
     number = jax.ShapeDtypeStruct((), jnp.result_type(float))
     with plain_words("activation", "number", layout_of(number)):
-        jax.eval_shape(activation, number)
+        jax.eval_shape(lambda u: activation(u), number)
     sizes = (hidden,) if np.ndim(hidden) == 0 else tuple(hidden)
     check_kind("likelihood", likelihood, Likelihood, "mmdfw.models.Softmax(3)")
     outputs = None if likelihood is None else likelihood.outputs
