@@ -10,6 +10,7 @@ import os, sys, warnings
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
+from threading import Lock
 from typing import Any, Iterator, TypeVar, dataclass_transform
 import jax, jax.numpy as jnp, numpy as np
 
@@ -118,11 +119,21 @@ def _linear_algebra() -> Any:  # a ThreadpoolController
     return ThreadpoolController().select(user_api="blas")
 
 
+_inside, _door = [], Lock()  # what each one inside will put back: nothing but for the first
+
+
 @contextmanager
 def one_thread() -> Iterator[None]:
-    "NumPy's and SciPy's linear algebra without threads; as it was before, afterwards."
-    with _linear_algebra().limit(limits=1):
+    "NumPy's and SciPy's linear algebra without threads; as it was before, once nobody is inside any more."
+    with _door:
+        _inside.append(None if _inside else _linear_algebra().limit(limits=1))
+    try:
         yield
+    finally:
+        with _door:
+            last = _inside.pop()
+            if last is not None:
+                last.restore_original_limits()
 
 # %% ../nbs/core/00_checks.ipynb #f8277dc4
 def check_points(name: str, points) -> jax.Array:
