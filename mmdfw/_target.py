@@ -14,7 +14,7 @@ from typing import Any, Callable, Iterator
 from weakref import WeakSet
 import jax, jax.numpy as jnp, numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
-from mmdfw._checks import check_points, on_device, pytree_dataclass, static
+from mmdfw._checks import as_array, check_points, on_device, pytree_dataclass, static
 
 # %% ../nbs/core/03_target.ipynb #748976fc
 @jax.tree_util.register_static
@@ -307,7 +307,7 @@ def traced(
     closed, shape = jax.make_jaxpr(both, return_shape=True)(*examples)
     flat = lambda *leaves: write_out(closed.jaxpr, closed.consts, *leaves)
     again = jax.make_jaxpr(flat)(*jax.tree.leaves(examples))
-    constants = [jnp.asarray(constant) for constant in again.consts]
+    constants = list(map(as_array, again.consts))
     return Program(constants, Operations(again.jaxpr), jax.tree.structure(shape), differentiable)
 
 

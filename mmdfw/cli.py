@@ -101,6 +101,12 @@ def fit_options(fit: argparse.ArgumentParser):
         help="NAME.npz, NAME.json and NAME.png are written; with --resume, instead of those of the fit",
     )
     fit.add_argument(
+        "--checkpoint",
+        type=Path,
+        metavar="FILE",
+        help="written every few seconds, and on Ctrl-C and SIGTERM; the same command goes on from it after an accident",
+    )
+    fit.add_argument(
         "--resume",
         type=Path,
         metavar="NAME",
@@ -308,8 +314,9 @@ def begin_or_resume(options) -> dict:
     given = {name: value for name, value in vars(options).items() if value is not None}
     job = {name: given[name] for name in Job._fields if name in given}
     steps = {name: given[name] for name in ("first_steps", "later_steps") if name in given}
+    kept = {"checkpoint": options.checkpoint} if options.checkpoint is not None else {}
     if options.resume is not None:
-        check_beside_resume([*job, *steps])
+        check_beside_resume([*job, *steps, *kept])
         return resume_fit(options.resume, options.particles, options.out, seconds=options.seconds)
     if options.data is None:
         raise ValueError("give --data to begin a fit, or --resume to go on with one")
@@ -318,7 +325,7 @@ def begin_or_resume(options) -> dict:
     say = lambda loaded: print(
         plan_of(loaded, options.particles, options.seconds, **steps), file=sys.stderr, flush=True
     )
-    return run_fit(Job(**job), options.out, options.particles, before=say, seconds=options.seconds, **steps)
+    return run_fit(Job(**job), options.out, options.particles, before=say, seconds=options.seconds, **steps, **kept)
 
 
 def check_beside_resume(names: list[str]):

@@ -1,7 +1,8 @@
 """What must hold of any input: hypothesis looks for the one for which it does not. Shapes are few, to compile little."""
 
-import csv, io
+import ast, csv, json
 from functools import cache, partial
+from pathlib import Path
 import jax, jax.numpy as jnp, numpy as np, pandas as pd, pytest
 from hypothesis import HealthCheck, assume, given, settings, strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
@@ -436,3 +437,155 @@ def test_particles_without_weight_do_not_matter(values, w):
     some = w > 0
     for other in (summarise(moved, w), summarise(values[some], w[some])):
         assert all(np.allclose(summarise(values, w)[name], other[name], rtol=1e-9, atol=1e-6) for name in other.columns)
+
+
+# How exact: the factors that the page on sharp bits states --------------------------------------------------------------
+
+
+@cache
+def stated():
+    "What the page says of each function's error."
+    page = json.loads((Path(__file__).parent.parent / "nbs/guides/30_sharp_bits.ipynb").read_text(encoding="utf-8"))
+    source = next(text for cell in page["cells"] if (text := "".join(cell["source"])).startswith("FACTORS = "))
+    return ast.literal_eval(source.partition("= ")[2])
+
+
+LONG = np.longdouble  # more digits than either, where the machine has them
+RADIAL = {
+    "rbf": (RBF, lambda r2: np.exp(-r2 / 2), 1),
+    "imq": (IMQ, lambda r2: (1 + r2) ** LONG(-0.5), 1),
+    "inverse log": (InverseLog, lambda r2: 1 / (1 + np.log1p(r2)), 1),
+    "multiscale": (
+        lambda h: MultiscaleRBF(1.0, h, np.full(4, 0.25)),
+        lambda r2: sum(np.exp(-(4**j) * r2 / 2) for j in range(4)) / 4,
+        64,
+    ),
+}
+
+
+def exact_distances(x, y, h):
+    return np.sum(((x[:, None].astype(LONG) - y) / LONG(h)) ** 2, -1)
+
+
+@each_precision
+@pytest.mark.parametrize("name", RADIAL)
+def test_kernels_and_mmd_are_as_exact_as_stated(name, precision):
+    make, radial, narrow = RADIAL[name]
+
+    @few(max_examples=20)
+    @given(sets(), sets(), shares(), shares(), scales)
+    def check(x, y, w, v, h):
+        w, v = (array.astype(np.float32) for array in (w, v))
+        gram = lambda a, b: radial(exact_distances(a, b, h))
+        middle = y.astype(float).mean(0)
+        reach = max(np.sum((points - points.astype(float).mean(0)) ** 2, 1).max() for points in (x, y))
+        reach = max(reach, np.sum((x - middle) ** 2, 1).max(), np.sum((y - x.astype(float).mean(0)) ** 2, 1).max())
+        s = D * (1 + narrow * reach / float(h) ** 2) * eps_of(precision)
+        near = lambda found, exact, of, unit: np.max(np.abs(np.asarray(found, LONG) - exact)) <= stated()[of] * unit
+        with jax.enable_x64(precision == "float64"):
+            a, b, u, z = (jnp.asarray(array, precision) for array in (x, y, w, v))
+            kernel = make(h)
+            if name == "rbf":
+                found = mmdfw.kernels.squared_distances(a / h, b / h)
+                assert near(found, exact_distances(x, y, h), "squared_distances", s)
+            assert near(kernel.matrix(a, b), gram(x, y), "matrix", s)
+            total = float(np.sum(w) + np.sum(v))
+            exact = w @ gram(x, x) @ w - 2 * w @ gram(x, y) @ v + v @ gram(y, y) @ v
+            assert near(mmdfw.mmd2(kernel, a, b, u, z), exact, "mmd2", s * total**2)
+            seen = gram(y, x) @ w - gram(y, y) @ v
+            assert near(mmdfw.witness(kernel, b, a, b, u, z), seen, "witness", s * total)
+            embedding = reference_embedding(kernel, b)
+            even = np.full(N, LONG(1) / N)
+            exact = w @ gram(x, x) @ w - 2 * w @ gram(x, y) @ even + even @ gram(y, y) @ even
+            assert near(mmdfw.mmd2_to(embedding, a, u), exact, "mmd2_to", s * total**2)
+
+    check()
+
+
+@each_precision
+def test_ksd_is_as_exact_as_stated(precision):
+    @few(max_examples=20)
+    @given(sets(), shares(), scales)
+    def check(x, w, h):
+        w, wide, h2 = w.astype(np.float32), x.astype(LONG), LONG(h) ** 2
+        score, r2 = -wide, exact_distances(x, x, h)
+        apart = wide[:, None] - wide
+        along = np.einsum("ijd,ijd->ij", apart, score[:, None] - score) / h2
+        exact = np.exp(-r2 / 2) * (score @ score.T + along + D / h2 - r2 / h2)
+        reach = np.sum((wide - wide.mean(0)) ** 2, 1).max() / h2
+        unit = D * (1 + reach) * eps_of(precision) * np.sum(w) ** 2 * np.max(np.diagonal(exact))
+        with jax.enable_x64(precision == "float64"):
+            kernel = Stein(RBF(jnp.asarray(h, precision)), minus)
+            found = mmdfw.ksd2(kernel, jnp.asarray(x, precision), jnp.asarray(w, precision))
+        assert abs(LONG(found) - w @ exact @ w) <= stated()["ksd2"] * unit
+
+    check()
+
+
+def minus(x):
+    return -x
+
+
+def best_on_simplex(gram, means, start):
+    "The smallest w'Kw - 2w'z on the simplex: by away steps in more digits, from a good start; a lower bound."
+    value = start @ gram @ start - 2 * start @ means
+    return value - 2 * max(gap_of(start, gram, means), 0.0)  # convex: the gap bounds what is left
+
+
+@each_precision
+def test_quadrature_loses_no_more_than_stated(precision):
+    "Against weights found in float64 for the same numbers, and the lower bound that their duality gap gives."
+
+    @few(max_examples=20)
+    @given(sets(), sets(M), scales)
+    def check(x, y, h):
+        gram, means, _ = problem(x, y, h, precision)
+        means, even = means.mean(1), np.full(N, 1 / N)
+        wide, eps = (gram.astype(float), means.astype(float)), np.finfo(float).eps
+        with jax.enable_x64(precision == "float64"):
+            rule, start = Quadrature("simplex"), even.astype(precision)
+            found = np.asarray(jitted_reweigh(rule, gram, means, grown(gram)[0], start, np.int32(N)), float)
+        sharp = weights_by_numpy("simplex", *wide, factor_of(wide[0], eps), even, eps)
+        bound = max(best_on_simplex(*wide, found), best_on_simplex(*wide, sharp))
+        lost = found @ wide[0] @ found - 2 * found @ wide[1] - bound
+        assert lost <= stated()["quadrature"] * N * eps_of(precision)
+
+    check()
+
+
+@few(max_examples=100)
+@given(values_of, shares(12), levels_of)
+def test_summaries_are_as_exact_as_stated(values, w, levels):
+    found = summarise(values, w, levels=(0.25, 0.5))
+    exact, heavy = np.sum(values.astype(LONG) * w[:, None], 0), values[w > 0]
+    unit = np.finfo(float).eps * np.max(np.abs(heavy), 0)
+    assert np.all(np.abs(found["mean"] - exact) <= stated()["expectation"] * 12 * unit)
+    for level in (0.25, 0.5):
+        for j, column in enumerate(values.T):
+            order = [i for i in np.argsort(column, kind="stable") if w[i] > 0]
+            middle = np.cumsum(w[order].astype(LONG)) - w[order].astype(LONG) / 2
+            place = np.searchsorted(middle, level)
+            steps = np.diff(middle)
+            if 0 < place < len(order) and steps[place - 1] > 0.01:  # a step of no mass has no digits
+                a, b = column[order[place - 1]].astype(LONG), column[order[place]].astype(LONG)
+                at = a + (b - a) * (level - middle[place - 1]) / steps[place - 1]
+                assert abs(found[f"{100 * level:g}%"][j] - at) <= stated()["summary"] * 100 * unit[j]
+
+
+@each_precision
+def test_expectations_are_as_exact_as_stated(precision):
+    with jax.enable_x64(precision == "float64"):
+        draws = np.random.default_rng(0).normal(size=(M, D)).astype(precision)
+        embedding = reference_embedding(RBF(1.0), draws)
+        result = mmdfw.fit(
+            jax.random.key(0), quiet, jnp.zeros(D, precision), num_particles=N, embedding=embedding, refine=False
+        )
+        found = np.asarray(result.expectation(lambda x: 1e3 * x**3).mean, LONG)
+    values = 1000 * np.asarray(result.positions, LONG) ** 3
+    w = np.asarray(result.weights, LONG)
+    unit = N * eps_of(precision) * (np.abs(w) @ np.abs(values))
+    assert np.all(np.abs(found - w @ values) <= stated()["expectation"] * unit)
+
+
+def quiet(x):
+    return -0.5 * jnp.sum(x**2)

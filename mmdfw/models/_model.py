@@ -117,7 +117,7 @@ def check_numbers(name: str, a: np.ndarray):
     "Finite real numbers."
     if not np.issubdtype(a.dtype, np.number) or np.iscomplexobj(a):
         raise ValueError(f"{name} must hold numbers, got dtype {a.dtype}")
-    bad = np.flatnonzero(~np.isfinite(a.reshape(len(a), -1).astype(float)).all(1))
+    bad = np.flatnonzero(~np.isfinite(a.reshape(len(a), -1)).all(1))
     if len(bad):
         raise ValueError(f"{name} holds NaN or infinite entries in {len(bad)} rows, the first: {bad[:5].tolist()}")
 
@@ -330,16 +330,20 @@ class Stack(NamedTuple):
 
 def stack_batches(batches: Iterator, num: int, model: Model | None = None) -> Stack:
     "The next `num` batches of an iterator, checked (for a model, where it is known) and stacked."
-    taken = [check_data(*batch, model) for batch in islice(batches, check_count("num", num))]
+    taken = [(np.asarray(x), np.asarray(y)) for x, y in islice(batches, check_count("num", num))]
+    if taken:
+        check_data(*taken[0], model)
     if len(taken) < num:
         raise BatchesEnded(
             f"the iterator of batches ended after {len(taken)} of {num} batches: "
             "let it start over, as itertools.cycle does"
         )
-    shapes = {batch[0].shape for batch in taken}
+    shapes = {(x.shape, y.shape) for x, y in taken}
     if len(shapes) > 1:
         raise ValueError(f"all batches must have the same shape, got {sorted(shapes)}; drop the last, smaller one")
-    return Stack(*(jnp.asarray(np.stack(parts)) for parts in zip(*taken)))
+    x, y = (np.stack(parts) for parts in zip(*taken))
+    x_all, y_all = check_data(x.reshape(-1, x.shape[-1]), y.reshape(-1), model)
+    return Stack(jnp.asarray(x_all.reshape(x.shape)), jnp.asarray(y_all.reshape(y.shape)))
 
 # %% ../../nbs/library/70_model.ipynb #b31f03e2
 def spread(
