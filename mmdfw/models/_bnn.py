@@ -62,7 +62,8 @@ class BNN(Model):
 
     def network(self, net, x: Float[Array, "rows d"]) -> Float[Array, "rows ..."]:
         "What one network, given by its weights, says at each row."
-        return nnx.merge(self.graph, nnx.State(net), self.rest)(x)
+        rest = jax.tree.map(lambda leaf: leaf, self.rest)  # of this trace: streams count what is drawn from them
+        return nnx.merge(self.graph, nnx.State(net), rest)(x)
 
     def outputs(self, params, x: Float[Array, "rows d"]) -> Float[Array, "rows ..."]:
         "What one network, given by the model's unknowns, says at each row."

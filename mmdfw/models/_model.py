@@ -330,20 +330,16 @@ class Stack(NamedTuple):
 
 def stack_batches(batches: Iterator, num: int, model: Model | None = None) -> Stack:
     "The next `num` batches of an iterator, checked (for a model, where it is known) and stacked."
-    taken = [(np.asarray(x), np.asarray(y)) for x, y in islice(batches, check_count("num", num))]
-    if taken:
-        check_data(*taken[0], model)
+    taken = [check_data(*batch, model) for batch in islice(batches, check_count("num", num))]
     if len(taken) < num:
         raise BatchesEnded(
             f"the iterator of batches ended after {len(taken)} of {num} batches: "
             "let it start over, as itertools.cycle does"
         )
-    shapes = {(x.shape, y.shape) for x, y in taken}
+    shapes = {batch[0].shape for batch in taken}
     if len(shapes) > 1:
         raise ValueError(f"all batches must have the same shape, got {sorted(shapes)}; drop the last, smaller one")
-    x, y = (np.stack(parts) for parts in zip(*taken))
-    x_all, y_all = check_data(x.reshape(-1, x.shape[-1]), y.reshape(-1), model)
-    return Stack(jnp.asarray(x_all.reshape(x.shape)), jnp.asarray(y_all.reshape(y.shape)))
+    return Stack(*(jnp.asarray(np.stack(parts)) for parts in zip(*taken)))
 
 # %% ../../nbs/library/70_model.ipynb #b31f03e2
 def spread(
