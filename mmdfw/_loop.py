@@ -745,7 +745,7 @@ def _fill(parts: Components, state: State, answer: Proposal, most: int, room: in
 
 # %% ../nbs/theory/50_loop.ipynb #50c00002
 class Stood(NamedTuple):
-    "Where growth stands."
+    "Where growth stands: parts, state and what its steps did."
 
     parts: Components
     state: State

@@ -114,7 +114,7 @@ def column_names(x: Any) -> tuple | None:
 
 
 def check_numbers(name: str, a: np.ndarray):
-    "Finite real numbers."
+    "Refuse what is no finite real number."
     if not np.issubdtype(a.dtype, np.number) or np.iscomplexobj(a):
         raise ValueError(f"{name} must hold numbers, got dtype {a.dtype}")
     bad = np.flatnonzero(~np.isfinite(a.reshape(len(a), -1)).all(1))
