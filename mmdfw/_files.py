@@ -6,7 +6,7 @@
 __all__ = []
 
 # %% ../nbs/core/01_files.ipynb #01bb81eb
-import hashlib, json, os, platform, warnings
+import hashlib, json, os, platform, tempfile, warnings, zipfile
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -20,10 +20,12 @@ def whole_file(path):
     "A binary file that appears under its name when it is complete; what stood there before stays until then."
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(path.name + ".part")
+    draft = path.with_name(f"{path.name}.{os.getpid()}.part")  # another process has a draft of its own
     try:
         with open(draft, "wb") as file:
             yield file
+            file.flush()
+            os.fsync(file.fileno())  # on the disk, before it takes the old one's place
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
@@ -43,6 +45,18 @@ def versions() -> dict:
         "optax": optax.__version__,
         "device": jax.devices()[0].platform,
     }
+
+# %% ../nbs/core/01_files.ipynb #01c00002
+def check_writable(files: list[Path]):
+    "Raise an OSError now where files of one folder could not be written later; the folder is made."
+    folder = files[0].parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as problem:
+        raise OSError(f"cannot write into {folder}: {problem.strerror}") from None
+    if taken := [str(path) for path in files if path.is_dir()]:
+        raise OSError(f"cannot write {taken[0]}: it is a folder")
 
 # %% ../nbs/core/01_files.ipynb #56ebe834
 def plain(value) -> Any:
@@ -84,10 +98,22 @@ def digest_arrays(arrays: dict) -> str:
     return hashlib.sha256(json.dumps(arrays, sort_keys=True, default=plain).encode()).hexdigest()
 
 
+MOST_UNPACKED = 2**30  # bytes that a packed file may grow to; one that is not packed may have any size
+
+
+def arrays_in(path: Path, most: int = MOST_UNPACKED) -> dict:
+    "The arrays of an .npz file, nothing unpickled; one that would unpack to far more than it holds is not read."
+    with zipfile.ZipFile(path) as archive:
+        size = sum(member.file_size for member in archive.infolist())
+    if size > max(most, path.stat().st_size):
+        raise ValueError(f"its {path.stat().st_size:,} bytes would unpack to {size:,}, at most {most:,} may")
+    with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
+        return {name: file[name] for name in file.files}
+
+
 def read_result(path: Path, mark: str) -> dict:
     "The arrays of a kept result, checked."
-    with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
-        arrays = {name: file[name] for name in file.files}
+    arrays = arrays_in(path)
     if str(arrays.pop("fingerprint", "")) != mark:
         raise ValueError("it was made by other settings")
     if str(arrays.pop("digest", "")) != digest_arrays(arrays):
