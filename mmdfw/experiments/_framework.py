@@ -20,7 +20,7 @@ from tqdm import tqdm
 from mmdfw._checks import check_choice, check_count, check_positive, one_thread, show_progress
 from mmdfw.data._load import load_table
 from mmdfw.data._table import Table
-from mmdfw._files import cached, versions, whole_file, write_json
+from mmdfw._files import cached, check_writable, versions, whole_file, write_json
 from mmdfw.plots import plot_style
 
 # %% ../../nbs/experiments/00_framework.ipynb #e2699c7a
@@ -331,6 +331,7 @@ def perform(
     path = Path(path)
     folder = path.parent / ".parts" / path.stem
     check_options(experiment, given)
+    check_writable([path])  # now, and not after hours
     if experiment.of:
         found = combine(experiment, path.parent, dict(quick=quick, seed=seed) | given, progress)
     else:

@@ -182,7 +182,7 @@ def divide(points: Float[Array, "*n d"], lengthscale: Any) -> Float[Array, "*n d
 
 def check_lengthscale(lengthscale: Any, d: int) -> None:
     "One lengthscale, or one for each of the d dimensions of the points."
-    shape = jnp.shape(lengthscale)
+    shape = np.shape(lengthscale)
     if shape not in ((), (d,)):
         raise ValueError(f"the kernel's lengthscale has shape {shape}, but the points have {d} dimensions")
 
