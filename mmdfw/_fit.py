@@ -10,6 +10,7 @@ import time
 from dataclasses import replace
 from typing import Callable, NamedTuple
 import jax, jax.numpy as jnp, numpy as np
+from mmdfw._checkpoint import NOT_KEPT, Checkpoint, open_checkpoint, owner_of
 from mmdfw._checks import (
     check_choice,
     check_count,
@@ -19,11 +20,13 @@ from mmdfw._checks import (
     one_thread,
     show_progress,
     split_keys,
+    warn_user,
 )
 from mmdfw._ladder import Budget, Stand, climb_ladder, try_chains, try_cloud
 from mmdfw._loop import Components, Until, as_history, capacity_for, grow, first_state
 from mmdfw._result import Result, Run, check_gap, finish, watch_for
-from mmdfw._target import Score, Target, as_target, check_key, ravel, traced, values_and_scores
+from mmdfw._target import Score, Target, as_target, check_key, check_takes, layout_of, plain_words, ravel, traced
+from mmdfw._target import values_and_scores
 from mmdfw._trust import Finding, shuffled, stein_findings
 from mmdfw.embeddings._cloud import importance_weights
 from mmdfw.embeddings._embedding import Embedding, ParticleEmbedding, SteinEmbedding, reference_embedding
@@ -33,6 +36,7 @@ from mmdfw.kernels._kernel import IMQ, RBF, Kernel
 from mmdfw.kernels._multiscale import default_kernel, metric_root
 from mmdfw.kernels._stein_kernel import Stein
 from mmdfw.oracles._oracle import GradientOracle, NearParticles, Oracle, PoolStarts, PriorStarts
+from mmdfw.samplers._pooled import WINDOW_NAME
 from mmdfw.steps._quadrature import Quadrature
 from mmdfw.steps._step import ConstantStep, StepRule
 
@@ -62,11 +66,31 @@ def prior_program(prior: Callable | None, target: Target) -> Callable:  # key ->
     "A user's prior sampler as a function from a key to one vector, its data as data."
     if prior is None:
         raise ValueError("start='prior' needs prior=, a function from a key to a position")
-    draw = traced(lambda key: ravel(prior(key)).astype(target.dtype), jax.random.key(0))
+    check_takes("prior", prior, "one random key", None)
+    key = jax.random.key(0)
+    with plain_words("prior", "key", layout_of(key)):
+        draw = traced(lambda key: ravel(prior(key)).astype(target.dtype), key)
     shape = jax.eval_shape(draw, jax.random.key(0)).shape
     if shape != (target.dimension,):
         raise ValueError(f"prior gives {shape[0]} numbers where position has {target.dimension}")
     return draw
+
+# %% ../nbs/library/80_fit.ipynb #80st0002
+def warn_of_starts(logdensity_fn, position):
+    "Say that a matrix is one position, where its rows have nothing to do with each other."
+    if not hasattr(position, "ndim") or position.ndim != 2 or len(position) < 2:
+        return
+    rows = jnp.asarray(position) + 0.1 * jnp.sin(1.0 + jnp.arange(position.size)).reshape(position.shape)
+    slope = jax.grad(logdensity_fn)
+    try:
+        alone = jax.vmap(slope)(rows)
+    except Exception:  # it takes no single row: a matrix is what it wants
+        return
+    if np.allclose(alone, slope(rows), rtol=1e-3):
+        warn_user(
+            f"position is one matrix, so this is a fit of {position.size} unknowns, and its {len(position)} rows have "
+            "nothing to do with each other. If they are starts, give one: others around it are tried in any case"
+        )
 
 # %% ../nbs/library/80_fit.ipynb #7e5999f6
 class Setting(NamedTuple):
@@ -89,6 +113,7 @@ class Ask(NamedTuple):
     kernel: Kernel | None  # the user's, if any
     budget: Budget
     progress: bool
+    kept: Checkpoint = NOT_KEPT
 
 
 def setting_of(ask: Ask, stand: Stand) -> Setting:
@@ -102,24 +127,29 @@ def setting_of(ask: Ask, stand: Stand) -> Setting:
 # %% ../nbs/library/80_fit.ipynb #9fe974d2
 def auto_setting(ask: Ask) -> Setting:
     "The first rung of the ladder that passes its tests."
-    return setting_of(ask, climb_ladder(ask.key, ask.target, ask.paths, ask.budget, ask.progress))
+    return setting_of(ask, climb_ladder(ask.key, ask.target, ask.paths, ask.budget, ask.progress, ask.kept))
 
 
 def cloud_setting(ask: Ask) -> Setting:
     "An importance cloud, whether or not it has a chance."
-    return setting_of(ask, try_cloud(ask.key, ask.target, ask.paths, ask.budget, least_worth=0.0))
+    stand = ask.kept.stage("cloud", lambda: try_cloud(ask.key, ask.target, ask.paths, ask.budget, least_worth=0.0))
+    return setting_of(ask, stand)
 
 
 def nuts_setting(ask: Ask) -> Setting:
     "Draws of chains that warm up together."
-    return setting_of(ask, try_chains(ask.key, ask.target, ask.paths, ask.budget, ask.progress))
+    chains = lambda: try_chains(ask.key, ask.target, ask.paths, ask.budget, ask.progress, ask.kept)
+    stand = ask.kept.stage("chains", chains)
+    ask.kept.drop(WINDOW_NAME)
+    return setting_of(ask, stand)
 
 # %% ../nbs/library/80_fit.ipynb #7296c3ee
 def gaussian_setting(ask: Ask) -> Setting:
     "The nearest Gaussian in place of the target; importance weights of its draws say how far off it is."
     fit_key, draw_key = split_keys(ask.key)
     best, dtype = ask.paths.guesses[0], ask.target.dtype
-    found = nearest_gaussian(fit_key, ask.target, jnp.asarray(best.mean, dtype), best.root)
+    nearest = lambda: nearest_gaussian(fit_key, ask.target, jnp.asarray(best.mean, dtype), best.root)
+    found = ask.kept.stage("gaussian", nearest)
     draws = found.mixture.sample(draw_key, POOL_SIZE)
     kernel = ask.kernel or default_kernel(draws)
     weights = importance_weights(*jitted_logs_of(found.mixture, ask.target, draws))
@@ -201,7 +231,7 @@ def given_setting(ask: Ask, embedding: Embedding) -> Setting:
 
     try:
         jax.eval_shape(look, jax.ShapeDtypeStruct((1, len(position)), position.dtype))
-    except TypeError as problem:
+    except (TypeError, ValueError) as problem:
         raise ValueError(f"{name} does not take points of dimension {len(position)}: {problem}") from problem
     reference, findings, used = embedding.reference, (), 0
     if reference is not None:
@@ -303,6 +333,7 @@ def fit(
     refine: bool = True,  # move all particles together after growth
     max_refinement_steps: int = 300,
     gap_tolerance: float | None = None,  # stop once the duality gap, an upper bound of MMD^2, is this small
+    checkpoint=None,  # file, written every few seconds; the same call goes on from it after an accident
     progress: bool | None = None,  # on in a terminal or notebook if None
 ) -> Result:
     "Approximate a distribution known up to a constant by weighted particles."
@@ -314,15 +345,31 @@ def fit(
     if gap_tolerance is not None:
         check_positive("gap_tolerance", gap_tolerance)
     target, progress = as_target(logdensity_fn, position), show_progress(progress)
+    warn_of_starts(logdensity_fn, position)
     if target.start is None:
         raise ValueError("fit needs a position to begin at: a pytree of floating arrays like the target's parameters")
-    budget = budget_for(num_particles, num_evaluations, max_evaluations, seconds)
+    budget_for(num_particles, num_evaluations, max_evaluations, seconds)  # checked before anything is written
+    settings = dict(
+        kernel=kernel,
+        embedding=embedding,
+        oracle=oracle,
+        step_rule=step_rule,
+        start=start,
+        num_evaluations=num_evaluations,
+        max_evaluations=max_evaluations,
+        refine=refine,
+        max_refinement_steps=max_refinement_steps,
+    )
+    programs = ((prior_program(prior, target), jax.random.key(0)),) if start == "prior" else ()
+    owner = lambda: owner_of("fit", key, settings, target, programs=programs)
     start_key, cloud_key, pool_key, grow_key = split_keys(key, 4)
-    with one_thread():
-        paths = find_start(start_key, target, start, prior)
-        setting = choose_setting(embedding, Ask(cloud_key, target, paths, kernel, budget, progress))
+    with one_thread(), open_checkpoint(checkpoint, owner) as kept:
+        planned = kept.stage("particles", lambda: num_particles)  # a run that grows on has the parts that it began with
+        budget = budget_for(planned, num_evaluations, max_evaluations, seconds)
+        paths = kept.stage("paths", lambda: find_start(start_key, target, start, prior))
+        setting = choose_setting(embedding, Ask(cloud_key, target, paths, kernel, budget, progress, kept))
         check_gap(gap_tolerance, setting.embedding)
-        oracle = oracle or choose_oracle(pool_key, setting, target, start, prior, num_particles if refine else 0)
+        oracle = oracle or choose_oracle(pool_key, setting, target, start, prior, planned if refine else 0)
         parts = Components(setting.kernel, setting.embedding, oracle, choose_rule(setting.embedding, step_rule))
         run = Run(grow_key, paths.evaluations + setting.evaluations, setting.name, refine, max_refinement_steps)
         run = run._replace(findings=setting.findings)
@@ -330,5 +377,6 @@ def fit(
             parts, first_position(setting, paths, target.dtype)[None], capacity_for(1, oracle.smallest_capacity)
         )
         state = state._replace(rejected=on_device(np.int32(int(state.rejected) + setting.rejected)))
-        growth = grow(grow_key, parts, state, Until(num_particles, gap_tolerance), watch_for(target, progress))
-        return finish(growth, as_history(growth.infos, run.evaluations), target, run, (), progress)
+        watch = watch_for(target, progress, kept=kept)
+        growth = grow(grow_key, parts, state, Until(num_particles, gap_tolerance), watch)
+        return finish(growth, as_history(growth.infos, run.evaluations), target, run, (), progress, kept=kept)

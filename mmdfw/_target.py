@@ -6,10 +6,11 @@
 __all__ = ['Target']
 
 # %% ../nbs/core/03_target.ipynb #0ae790e9
-import inspect, os, sys
+import inspect, os, sys, traceback
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import singledispatch
-from typing import Any, Callable
+from typing import Any, Callable, Iterator
 from weakref import WeakSet
 import jax, jax.numpy as jnp, numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
@@ -450,43 +451,75 @@ def in_batches(compiled: Callable, target: Target, points: jax.Array) -> Any:  #
     parts = [compiled(target, padded[first : first + BATCH]) for first in range(0, len(padded), BATCH)]
     return jax.tree.map(lambda *each: on_device(np.concatenate(each)[: len(rows)]), *parts)
 
-# %% ../nbs/core/03_target.ipynb #bdc40fcd
+# %% ../nbs/core/03_target.ipynb #03bad002
 WRITTEN_IN_NUMPY = (
-    "logdensity_fn must be written with jax.numpy, so that JAX can take its gradient and compile it: "
+    "must be written with jax.numpy, so that JAX can take its gradient and compile it: "
     "no NumPy or SciPy functions, no float(), no `if` on values (use jnp.where)"
 )
 
 
-def as_density(function: Callable, layout: Layout, *more: Any) -> Density:
-    "A user's function as a density; `more` is an example of a key, where it takes one besides a position."
-    check_takes(function, *more)
-    example = jax.tree.unflatten(layout.structure, list(map(jax.ShapeDtypeStruct, layout.shapes, layout.dtypes)))
+def first_line(problem: Exception) -> str:
+    "What an error says, in one line."
+    return (str(problem) or type(problem).__name__).splitlines()[0]
+
+
+def form_of(layout: Layout) -> str:
+    "What a position is like, for a message."
+    plain = jax.tree_util.treedef_is_leaf(layout.structure)
+    return f"of shape {layout.shapes[0]}" if plain else f"of the form {repr(layout.form)[:200]}"
+
+
+@contextmanager
+def plain_words(name: str, of: str, layout: Layout) -> Iterator[None]:
+    "What goes wrong while JAX looks at a user's function of one thing, told as what the function should be like."
     try:
-        check_result(jax.eval_shape(function, example, *more))
-        if jax.tree_util.all_leaves([function]):
-            return traced(function, example, *more, differentiable=True)
+        yield
     except (jax.errors.JAXTypeError, jax.errors.JAXIndexError) as problem:
-        raise ValueError(f"{WRITTEN_IN_NUMPY}. JAX says: {str(problem).splitlines()[0]}") from None
+        raise ValueError(f"{name} {WRITTEN_IN_NUMPY}. JAX says: {first_line(problem)}") from None
     except KeyError as problem:  # perhaps of a dictionary of the user's own, so the traceback stays
         has = ", ".join(filter(None, layout.paths))
         has = f"the keys {has}" if has else "no keys"
-        raise ValueError(f"logdensity_fn raised KeyError: {problem}; the position has {has}") from problem
-    return function if isinstance(function, Density) else Given(function)
+        raise ValueError(f"{name} raised KeyError: {problem}; the {of} has {has}") from problem
+    except (TypeError, ValueError, IndexError) as problem:
+        place = traceback.extract_tb(problem.__traceback__)[-1].filename
+        if not isinstance(problem, TypeError) and _JAX_FOLDER not in place:
+            raise  # the function's own
+        listed = layout.structure.node_data() is not None and layout.structure.node_data()[0] in (list, tuple)
+        cure = "; for a vector give jnp.array([...]), a list stays a list" if listed else ""
+        raise ValueError(f"{name} cannot take a {of} {form_of(layout)}: {first_line(problem)}{cure}") from problem
 
-
-def check_takes(function: Callable, *more: Any):
-    "A function of one position, and of a key where there is one."
-    if not callable(function):
-        raise ValueError(f"logdensity_fn must be a function, got {function!r}")
+# %% ../nbs/core/03_target.ipynb #bdc40fcd
+def as_density(function: Callable, layout: Layout, *more: Any) -> Density:
+    "A user's function as a density; `more` is an example of a key, where it takes one besides a position."
     wanted = "one position and a key" if more else "one position, and a key only for minibatches"
+    check_takes("logdensity_fn", function, wanted, "position", *more)
+    example = jax.tree.unflatten(layout.structure, list(map(jax.ShapeDtypeStruct, layout.shapes, layout.dtypes)))
+    with plain_words("logdensity_fn", "position", layout):
+        value = jax.eval_shape(function, example, *more)
+    check_result(value)
+    if not jax.tree_util.all_leaves([function]):
+        return function if isinstance(function, Density) else Given(function)
+    try:
+        return traced(function, example, *more, differentiable=True)
+    except Exception as problem:  # it could be called: what fails is the derivative
+        raise ValueError(
+            f"logdensity_fn cannot be differentiated by JAX: {first_line(problem)} "
+            "(write loops with lax.scan, and leave callbacks out)"
+        ) from problem
+
+
+def check_takes(name: str, function: Any, wanted: str, *arguments: Any):
+    "A function that can be called with so many arguments."
+    if not callable(function):
+        raise ValueError(f"{name} must be a function, got {repr(function)[:200]}")
     try:
         signature = inspect.signature(function)
     except ValueError:  # compiled code has none
         return
     try:
-        signature.bind("position", *more)
+        signature.bind(*arguments)
     except TypeError:
-        raise ValueError(f"logdensity_fn must take {wanted}; yours takes {signature}") from None
+        raise ValueError(f"{name} must take {wanted}; yours takes {signature}") from None
 
 
 def check_result(value):

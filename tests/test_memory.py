@@ -49,7 +49,7 @@ def test_a_released_target_can_be_used_again():
     assert np.array_equal(_target.log_densities(kept, points), before)
 
 
-# Peak memory: the table on the page of guidance ------------------------------------------------------------------------
+# Peak memory: the table on the page of guidance
 
 BLOCK, NUMBER = 2**22, 4  # pairs; bytes
 
