@@ -15,7 +15,7 @@ from mmdfw.samplers._svgd import jitted_svgd, target_like
 
 def fresh(i):
     "A log density of its own, in operations and in shapes, with data that nobody else holds."
-    data = jnp.asarray(np.random.default_rng(i).normal(size=(3 + i, 2)), jnp.float32)
+    data = jax.device_put(np.random.default_rng(i).normal(size=(3 + i, 2)).astype(np.float32))  # compiles nothing
     return (lambda x: -0.5 * jnp.mean(jnp.sum((x - data) ** 2, 1)) * (1 + i / 8)), data
 
 
