@@ -120,10 +120,12 @@ def target_of(name: str, values: pd.Series) -> Wanted:
     "The numbers of a target: itself, or 0 and 1 for two words."
     known = values.notna().to_numpy()
     there = values[known]
+    if there.empty:
+        raise ValueError(f"there must be at least one row with an entry of the target {name!r}")
     found = as_numbers(there)
     if found is not None:
         return Wanted(found, known)
-    column = classes_of(name, there.astype(str).str.strip(), 1) if len(there) else Column(name, "left out")
+    column = classes_of(name, there.astype(str).str.strip(), 1)
     if len(column.levels) != 2 or column.rarer:
         raise ValueError(
             f"the target {name!r} must be a number or one of two classes, and holds {len(column.levels)} words"
