@@ -287,7 +287,8 @@ def plan_of(loaded, particles: int, seconds: float | None, first_steps=None, lat
         f"{f'{table.name}: {table.prepared}{chr(10)}' if table.prepared else ''}"
         f"{table.name}: {len(loaded.data.y):,} rows to learn from, {table.x.shape[1]} inputs, "
         f"{loaded.model.task.name} of {table.target or 'the last column'}; {unknowns:,} unknowns in each particle\n"
-        f"{particles} particles, {size} at a time: {first:,} steps for the first, {later:,} for each of {more} more, "
+        f"{particles} particles, {size} at a time: {first:,} steps for the first"
+        f"{f', {later:,} for each of {more} more' if more else ''}, "
         f"on {min(job.batch_size, len(loaded.data.y))} rows each\n"
         f"This will take {lasts}. Ctrl-C ends it and keeps what there is."
     )
