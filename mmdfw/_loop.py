@@ -760,14 +760,19 @@ def as_kept(stood: Stood, steps: int) -> dict:
     return dict(state=jax.tree.leaves(stood.state), infos=infos, first=stood.first, ended=stood.ended)
 
 
-def where_it_stood(kept: Checkpoint, parts: Components, state: State) -> Stood:
-    "Where growth goes on: as the checkpoint says, else at the beginning."
+def where_it_stood(kept: Checkpoint, parts: Components, state: State, most: int) -> Stood:
+    "Where growth goes on: as the checkpoint says, else at the beginning; one that holds too much is refused."
     found = kept.read("growth")
     begun_empty = not int(state.particles.count)
     if found is None:
         return Stood(parts, state, [], None if begun_empty else 0)
     held = found[0]
     state = with_leaves(state, held["state"])
+    if int(state.particles.count) > most:
+        raise ValueError(
+            f"{kept.path} holds {int(state.particles.count)} particles already, and {most} are asked for: "
+            "ask for as many or more, name another file, or delete this one to begin anew"
+        )
     if begun_empty:
         parts = parts.settled(jnp.asarray(state.particles.position)[: held["first"]])
     infos = [Info(*row) for row in zip(*(held["infos"][name] for name in Info._fields))]
@@ -794,7 +799,7 @@ def grow(
     "Add particles until it is time to stop, the oracle fails or the user interrupts; those found so far are kept."
     check_parts(parts)
     watch, interrupted = watch or Watch(), False
-    stood = where_it_stood(watch.kept, parts, state)
+    stood = where_it_stood(watch.kept, parts, state, until.most)
     parts, state, infos, first, ended = stood
     ended = ended == until.most
     watch.begin(until, int(state.particles.count))

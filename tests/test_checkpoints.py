@@ -92,6 +92,8 @@ def test_a_finished_fit_grows_on_where_more_are_asked_for(plain, tmp_path):
     small(path)
     assert same(small(path, num_particles=17), small(num_particles=17))
     assert same(small(path, num_particles=19), plain.add(7))
+    with pytest.raises(ValueError, match="holds 19 particles already, and 12 are asked for: ask for as many or more"):
+        small(path)
     held = Checkpoint(path, _checkpoint.read_tree(*_checkpoint.read_header(path), {}, path)["owner"])
     assert held.read("particles") == (12,)
 
