@@ -6,8 +6,7 @@
 __all__ = ['posterior_across', 'fit_across']
 
 # %% ../nbs/library/84_across.ipynb #78a00004
-import re, tempfile
-from contextlib import contextmanager
+import tempfile
 from pathlib import Path
 from typing import Callable, NamedTuple
 import jax, numpy as np
@@ -15,6 +14,7 @@ from jax.experimental import multihost_utils
 from mmdfw._checks import check_count, show_progress
 from mmdfw._fit_model import Begin, at_a_mode
 from mmdfw._loop import Components, State, Until, as_history, grow
+from mmdfw._processes import ProcessLost, explain_loss
 from mmdfw._result import Result, Run, finish, watch_for
 from mmdfw._saved import read_header, read_tree, write_tree
 from mmdfw._target import Score, Target, as_target, check_key
@@ -45,7 +45,8 @@ def posterior_across(
     lay = lambda a: np.concatenate([a, np.repeat(a[:1], chunks * size - len(a), 0)]).reshape(chunks, size, *a.shape[1:])
     mask = (np.arange(chunks * size) < len(y)).reshape(chunks, size).astype(x.dtype)
     put = lambda a: jax.make_array_from_process_local_data(first_axis(mesh), a)
-    target = Posterior(model, put(lay(x)), put(lay(y)), put(mask), int(counts[:, 0].sum()), 1.0, mesh)
+    shares = tuple(counts[:, 0].tolist())
+    target = Posterior(model, put(lay(x)), put(lay(y)), put(mask), int(counts[:, 0].sum()), 1.0, mesh, shares=shares)
     check_model(target)
     return target
 
@@ -84,28 +85,6 @@ def read_checkpoint(path, key: jax.Array, rows: int) -> Saved | None:
             f"{path} is the checkpoint of another run: its key or its rows differ. Name another file, or delete it"
         )
     return saved
-
-# %% ../nbs/library/84_across.ipynb #78c00006
-class ProcessLost(ConnectionError):
-    "Another process of this run has died or cannot be reached."
-
-
-LOST = re.compile(r"\b(gloo|nccl|heartbeats?|coordination (service|agent))\b|^UNAVAILABLE\b|connection .*by peer", re.I)
-
-
-@contextmanager
-def explain_loss(checkpoint=None):
-    "Say in plain words that another process is gone, and what to do."
-    try:
-        yield
-    except (RuntimeError, ValueError) as problem:  # which of them XLA raises depends on what broke
-        if not LOST.search(str(problem)):
-            raise
-        advice = f"the run goes on from {checkpoint}" if checkpoint else "without checkpoint= the run begins anew"
-        where = f"process {jax.process_index()} of {jax.process_count()}"
-        raise ProcessLost(
-            f"{where} has lost another one ({str(problem).splitlines()[0]}). Start all of them again: {advice}"
-        ) from problem
 
 # %% ../nbs/library/84_across.ipynb #78c00008
 def begin_across(key: jax.Array, target: Target, walk: dict, checkpoint) -> Begin:

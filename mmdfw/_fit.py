@@ -22,6 +22,7 @@ from mmdfw._checks import (
 )
 from mmdfw._ladder import Budget, Stand, climb_ladder, try_chains, try_cloud
 from mmdfw._loop import Components, Until, as_history, capacity_for, grow, first_state
+from mmdfw._processes import leads, together
 from mmdfw._result import Result, Run, check_gap, finish, watch_for
 from mmdfw._target import Score, Target, as_target, check_key, ravel, traced, values_and_scores
 from mmdfw._trust import Finding, shuffled, stein_findings
@@ -276,6 +277,16 @@ def budget_for(num_particles: int, num_evaluations: int | None, max_evaluations:
     return Budget(num_particles, cloud, check_count("max_evaluations", max_evaluations), deadline)
 
 
+def with_start(key: jax.Array, target: Target) -> Target:
+    "A target with a place where the search begins: its own, or a draw from its prior."
+    if target.start is not None:
+        return target
+    position = target.function.first_position(jax.random.fold_in(key, 0))
+    if position is None:
+        raise ValueError("fit needs a position to begin at: a pytree of floating arrays like the target's parameters")
+    return as_target(target, position)
+
+
 def first_position(setting: Setting, paths: Paths, dtype) -> np.ndarray:  # (d,)
     "The point of the reference set where its kernel mean is largest, or the best guess of the paths."
     pool = setting.embedding.own_pool
@@ -287,7 +298,7 @@ def first_position(setting: Setting, paths: Paths, dtype) -> np.ndarray:  # (d,)
 def fit(
     key: jax.Array,
     logdensity_fn: Callable,  # log density up to a constant, of a pytree like `position`; or a Target
-    position=None,  # a pytree of floating arrays: where the search for the mode begins; a Target may have its own
+    position=None,  # a pytree of floating arrays: where the search begins; a Target may have its own, a model its prior
     *,
     num_particles: int = 50,
     kernel: Kernel | None = None,  # several scales in the target's own metric if None
@@ -313,12 +324,11 @@ def fit(
     check_nouns(kernel, embedding, oracle, step_rule)
     if gap_tolerance is not None:
         check_positive("gap_tolerance", gap_tolerance)
-    target, progress = as_target(logdensity_fn, position), show_progress(progress)
-    if target.start is None:
-        raise ValueError("fit needs a position to begin at: a pytree of floating arrays like the target's parameters")
+    target = with_start(key, as_target(logdensity_fn, position))
+    progress = show_progress(progress) and leads(target)
     budget = budget_for(num_particles, num_evaluations, max_evaluations, seconds)
     start_key, cloud_key, pool_key, grow_key = split_keys(key, 4)
-    with one_thread():
+    with one_thread(), together(target, seconds=seconds):
         paths = find_start(start_key, target, start, prior)
         setting = choose_setting(embedding, Ask(cloud_key, target, paths, kernel, budget, progress))
         check_gap(gap_tolerance, setting.embedding)

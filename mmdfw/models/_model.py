@@ -123,6 +123,7 @@ class Posterior(Density):
     scale: Any = 1.0  # how many rows each of these stands for
     mesh: Any = static(None)  # devices that the chunks are spread over
     batch_size: int = static(100)  # rows of a minibatch
+    shares: Any = static(None)  # rows of each process, where several processes gave them
 
     def __call__(self, params):
         return self.model.log_prior(params) + self.scale * likelihood_sum(self, params)
@@ -153,6 +154,10 @@ class Posterior(Density):
             return prior
         return jnp.concatenate([prior, row_likelihoods(self.model, params, self.x[0, :64], self.y[0, :64])])
 
+    def first_position(self, key):
+        "A draw from the prior, or from what stands in for it."
+        return self.model.sample_prior(key)
+
     def feed(self, batches):
         "Rows from an iterator of (x, y), so many batches at a time."
         return lambda num: stack_batches(batches, num, self.model)
@@ -163,7 +168,16 @@ class Posterior(Density):
 
     def take(self, numbers):  # -> (..., d), (...)
         "Rows by their numbers."
-        return self.x.reshape(-1, self.x.shape[-1])[numbers], self.y.reshape(-1)[numbers]
+        places = self.places(numbers)
+        return self.x.reshape(-1, self.x.shape[-1])[places], self.y.reshape(-1)[places]
+
+    def places(self, numbers):
+        "Where rows lie among all that are there: each process fills up its share to the length of the longest."
+        if self.shares is None:
+            return numbers
+        ends, room = np.cumsum(self.shares), self.y.size // len(self.shares)
+        shifts = jnp.asarray(np.arange(len(ends)) * room - ends + np.asarray(self.shares))
+        return numbers + shifts[jnp.searchsorted(ends, numbers, side="right")]
 
     def rows(self):  # -> (R, d), (R,), on the host: a sharded axis cannot be cut
         x, y = np.asarray(self.x), np.asarray(self.y)
@@ -218,19 +232,28 @@ def check_model(target: Posterior):
         ) from problem
 
 # %% ../../nbs/library/70_model.ipynb #b3d7b536
+def rows_by_number(posterior: Posterior, numbers: np.ndarray) -> tuple:  # (k, d), (k,)
+    "A few rows, the same for every device and every process that has some of them."
+    if posterior.mesh is None:
+        x, y = posterior.rows()
+        return x[numbers], y[numbers]
+    everywhere = NamedSharding(posterior.mesh, PartitionSpec())
+    return jax.jit(lambda p, numbers: p.take(numbers), out_shardings=everywhere)(posterior, numbers)
+
+
 def against_constant(posterior: Posterior, particles, weights, most: int = 2000) -> tuple:  # of Finding
     "How much less probable rows are than under the best constant: negative where a model has learnt something."
-    if type(posterior.model).predict is Model.predict or posterior.mesh is not None:
+    if type(posterior.model).predict is Model.predict:
         return ()
-    x, y = posterior.rows()
-    some = np.linspace(0, len(y) - 1, min(len(y), most)).astype(int)
-    constant = posterior.model.task.constant_score(y[some])
-    if len(np.unique(y[some])) < 2 or np.isnan(constant):
+    rows = posterior.num_rows
+    x, y = map(np.asarray, rows_by_number(posterior, np.linspace(0, rows - 1, min(rows, most)).astype(int)))
+    constant = posterior.model.task.constant_score(y)
+    if len(np.unique(y)) < 2 or np.isnan(constant):
         return ()
-    predictive = posterior.model.predict(particles, jnp.asarray(weights), jnp.asarray(x[some]))
+    predictive = posterior.model.predict(particles, jnp.asarray(weights), jnp.asarray(x))
     if not hasattr(predictive, "log_likelihood"):  # a model of the user's own may predict in its own way
         return ()
-    told = predictive.log_likelihood(y[some])
+    told = predictive.log_likelihood(y)
     loss = constant - float(np.mean(np.asarray(told, float)))
     words = (
         "predictions of the training rows are no better than one constant for all: the networks may have fallen to "
