@@ -314,9 +314,10 @@ def test_fit_of_one_particle():
 
 
 def test_target_of_one_dimension():
-    result = run(lambda x: -0.5 * jnp.sum(x**2), jnp.ones(1))
+    # five have 0.45 to 0.55 of the MMD^2 of draws, and from 0.5 on they are doubtful
+    result = run(lambda x: -0.5 * jnp.sum(x**2), jnp.ones(1), num_particles=8)
     x, w = np.asarray(result.positions, float)[:, 0], np.asarray(result.weights, float)
-    assert x.shape == (5,) and result.verdict == "trusted"
+    assert x.shape == (8,) and result.verdict == "trusted"
     assert abs(w @ x) < 0.05 and abs(w @ x**2 - 1) < 0.1
 
 
