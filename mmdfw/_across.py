@@ -6,19 +6,12 @@
 __all__ = ['posterior_across', 'fit_across']
 
 # %% ../nbs/library/84_across.ipynb #78a00004
-import tempfile
-from pathlib import Path
-from typing import Callable, NamedTuple
+from typing import Any
 import jax, numpy as np
 from jax.experimental import multihost_utils
-from mmdfw._checks import check_choice, check_count, on_device, one_thread, show_progress, split_keys
-from mmdfw._fit import SETTINGS, Ask, budget_for, choose_oracle, choose_rule, choose_setting, find_start
-from mmdfw._fit import first_position, with_start
-from mmdfw._loop import Components, State, Until, as_history, capacity_for, first_state, grow
-from mmdfw._processes import leads, local, together
-from mmdfw._result import Result, Run, finish, watch_for
-from mmdfw._saved import read_header, read_tree, write_tree
-from mmdfw._target import Target, as_target, check_key
+from mmdfw._checks import check_count
+from mmdfw._fit import fit
+from mmdfw._result import Result
 from mmdfw.models._model import Model, Posterior, check_data, check_model
 from mmdfw.oracles._blocks import first_axis, make_mesh
 
@@ -47,108 +40,15 @@ def posterior_across(
     check_model(target)
     return target
 
-# %% ../nbs/library/84_across.ipynb #78c00004
-class Saved(NamedTuple):
-    "What a run across processes needs to go on."
-
-    key: jax.Array
-    parts: Components
-    state: State
-    run: Run
-
-
-def write_checkpoint(path, saved: Saved, target: Target):
-    "The first process writes what all have, whole or not at all."
-    if path is not None and leads(target):
-        write_tree(path, saved._asdict(), {"target": target}, {"rows": target.function.num_rows})
-
-
-def read_checkpoint(path, key: jax.Array, target: Target) -> Saved | None:
-    "What the first process finds in its file, given to all; None if there is no file."
-    found = to_all(Path(path).read_bytes() if path is not None and Path(path).is_file() else b"")
-    if not found:
-        return None
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder) / "checkpoint.npz"
-        copy.write_bytes(found)
-        header, arrays = read_header(copy)
-    saved = Saved(**read_tree(header, arrays, {"target": target}, path))
-    same_key = np.array_equal(*map(jax.random.key_data, (saved.key, key)))
-    if header["notes"] != {"rows": target.function.num_rows} or not same_key:
-        raise ValueError(
-            f"{path} is the checkpoint of another run: its key or its rows differ. Name another file, or delete it"
-        )
-    return saved
-
-
-def to_all(found: bytes) -> bytes:
-    "What the first process has, in every process."
-    mine = np.frombuffer(found, np.uint8)
-    size = int(multihost_utils.broadcast_one_to_all(np.array(len(mine))))
-    first = jax.process_index() == 0
-    sent = multihost_utils.broadcast_one_to_all(mine if first else np.zeros(size, np.uint8)) if size else mine[:0]
-    return np.asarray(sent, np.uint8).tobytes()
-
-# %% ../nbs/library/84_across.ipynb #78c00008
-class Plan(NamedTuple):
-    "What a fit across processes is to do."
-
-    num_particles: int
-    embedding: str
-    refine: bool
-    max_refinement_steps: int
-    num_evaluations: int | None
-    max_evaluations: int
-
-
-def begin_across(key: jax.Array, target: Target, plan: Plan, progress: bool) -> Saved:
-    "What growth begins with, found as `fit` finds it."
-    start_key, cloud_key, pool_key, grow_key = split_keys(key, 4)
-    budget = budget_for(plan.num_particles, plan.num_evaluations, plan.max_evaluations, None)
-    paths = find_start(start_key, target, "map", None)
-    setting = choose_setting(plan.embedding, Ask(cloud_key, target, paths, None, budget, progress))
-    oracle = choose_oracle(pool_key, setting, target, "map", None, plan.num_particles if plan.refine else 0)
-    parts = Components(setting.kernel, setting.embedding, oracle, choose_rule(setting.embedding, None))
-    used = paths.evaluations + setting.evaluations
-    run = Run(grow_key, used, setting.name, plan.refine, plan.max_refinement_steps, findings=setting.findings)
-    first = first_position(setting, paths, target.dtype)[None]
-    state = first_state(parts, first, capacity_for(1, oracle.smallest_capacity))
-    rejected = on_device(np.int32(int(state.rejected) + setting.rejected))
-    return Saved(key, parts, jax.tree.map(np.asarray, state._replace(rejected=rejected)), run)
-
 # %% ../nbs/library/84_across.ipynb #d9f9a7e9
 def fit_across(
     key: jax.Array,
     target: Posterior,  # from `posterior_across`, `spread` or `posterior`
     position=None,  # where the search begins, the same in all processes; a draw from the prior if None
-    *,
-    num_particles: int = 50,
-    embedding: str = "auto",  # as in `fit`
-    refine: bool = True,  # move all particles together after growth
-    max_refinement_steps: int = 300,
-    num_evaluations: int | None = None,  # of the importance cloud: 4,096, or 40 for each particle, if None
-    max_evaluations: int = 2_000_000,  # of all that it takes to find a set that stands for the target
-    checkpoint=None,  # file.npz, written after every particle; a run that finds it goes on from it
-    monitor: Callable | None = None,  # (particles, weights) -> dict of numbers, after every particle
-    progress: bool | None = None,  # on in a terminal or notebook if None
+    **settings: Any,  # of `fit`: num_particles, checkpoint and all others
 ) -> Result:
-    "`fit` with a checkpoint, for rows on several machines: all processes make the same call, with the same result."
-    key = check_key(key)
-    check_choice("embedding", embedding, SETTINGS)
-    check_count("max_refinement_steps", max_refinement_steps)
-    until = Until(check_count("num_particles", num_particles))
-    plan = Plan(num_particles, embedding, refine, max_refinement_steps, num_evaluations, max_evaluations)
-    on = as_target(target, position)
-    progress = show_progress(progress) and leads(on)
-    with one_thread(), together(on, checkpoint):
-        saved = read_checkpoint(checkpoint, key, on)
-        if saved is None:
-            saved = begin_across(key, with_start(key, on), plan, progress)
-            write_checkpoint(checkpoint, saved, on)
-        keep = lambda parts, state: write_checkpoint(checkpoint, Saved(key, parts, local(state), saved.run), on)
-        watch = watch_for(on, progress, monitor, checkpoint=keep if checkpoint else None)
-        growth = grow(saved.run.key, saved.parts, saved.state, until, watch)
-        return finish(growth, as_history(growth.infos, saved.run.evaluations), on, saved.run, watch.records, progress)
+    "`fit` by its other name, for rows on several machines: all processes make the same call, with the same result."
+    return fit(key, target, position, **settings)
 
 # %% ../nbs/library/84_across.ipynb #78d00003
 class Speeds(NamedTuple):

@@ -6,7 +6,7 @@
 __all__ = []
 
 # %% ../nbs/core/01_files.ipynb #01bb81eb
-import hashlib, json, os, platform, warnings
+import hashlib, json, os, platform, tempfile, warnings
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -20,10 +20,12 @@ def whole_file(path):
     "A binary file that appears under its name when it is complete; what stood there before stays until then."
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(path.name + ".part")
+    draft = path.with_name(f"{path.name}.{os.getpid()}.part")  # another process has a draft of its own
     try:
         with open(draft, "wb") as file:
             yield file
+            file.flush()
+            os.fsync(file.fileno())  # on the disk, before it takes the old one's place
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
@@ -43,6 +45,18 @@ def versions() -> dict:
         "optax": optax.__version__,
         "device": jax.devices()[0].platform,
     }
+
+# %% ../nbs/core/01_files.ipynb #01c00002
+def check_writable(files: list[Path]):
+    "Raise an OSError now where files of one folder could not be written later; the folder is made."
+    folder = files[0].parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as problem:
+        raise OSError(f"cannot write into {folder}: {problem.strerror}") from None
+    if taken := [str(path) for path in files if path.is_dir()]:
+        raise OSError(f"cannot write {taken[0]}: it is a folder")
 
 # %% ../nbs/core/01_files.ipynb #56ebe834
 def plain(value) -> Any:

@@ -10,6 +10,7 @@ import time
 from dataclasses import replace
 from typing import Callable, NamedTuple
 import jax, jax.numpy as jnp, numpy as np
+from mmdfw._checkpoint import NOT_KEPT, Checkpoint, open_checkpoint, owner_of
 from mmdfw._checks import (
     check_choice,
     check_count,
@@ -34,6 +35,7 @@ from mmdfw.kernels._kernel import IMQ, RBF, Kernel
 from mmdfw.kernels._multiscale import default_kernel, metric_root
 from mmdfw.kernels._stein_kernel import Stein
 from mmdfw.oracles._oracle import GradientOracle, NearParticles, Oracle, PoolStarts, PriorStarts
+from mmdfw.samplers._pooled import WINDOW_NAME
 from mmdfw.steps._quadrature import Quadrature
 from mmdfw.steps._step import ConstantStep, StepRule
 
@@ -90,6 +92,7 @@ class Ask(NamedTuple):
     kernel: Kernel | None  # the user's, if any
     budget: Budget
     progress: bool
+    kept: Checkpoint = NOT_KEPT
 
 
 def setting_of(ask: Ask, stand: Stand) -> Setting:
@@ -103,24 +106,29 @@ def setting_of(ask: Ask, stand: Stand) -> Setting:
 # %% ../nbs/library/80_fit.ipynb #9fe974d2
 def auto_setting(ask: Ask) -> Setting:
     "The first rung of the ladder that passes its tests."
-    return setting_of(ask, climb_ladder(ask.key, ask.target, ask.paths, ask.budget, ask.progress))
+    return setting_of(ask, climb_ladder(ask.key, ask.target, ask.paths, ask.budget, ask.progress, ask.kept))
 
 
 def cloud_setting(ask: Ask) -> Setting:
     "An importance cloud, whether or not it has a chance."
-    return setting_of(ask, try_cloud(ask.key, ask.target, ask.paths, ask.budget, least_worth=0.0))
+    stand = ask.kept.stage("cloud", lambda: try_cloud(ask.key, ask.target, ask.paths, ask.budget, least_worth=0.0))
+    return setting_of(ask, stand)
 
 
 def nuts_setting(ask: Ask) -> Setting:
     "Draws of chains that warm up together."
-    return setting_of(ask, try_chains(ask.key, ask.target, ask.paths, ask.budget, ask.progress))
+    chains = lambda: try_chains(ask.key, ask.target, ask.paths, ask.budget, ask.progress, ask.kept)
+    stand = ask.kept.stage("chains", chains)
+    ask.kept.drop(WINDOW_NAME)
+    return setting_of(ask, stand)
 
 # %% ../nbs/library/80_fit.ipynb #7296c3ee
 def gaussian_setting(ask: Ask) -> Setting:
     "The nearest Gaussian in place of the target; importance weights of its draws say how far off it is."
     fit_key, draw_key = split_keys(ask.key)
     best, dtype = ask.paths.guesses[0], ask.target.dtype
-    found = nearest_gaussian(fit_key, ask.target, jnp.asarray(best.mean, dtype), best.root)
+    nearest = lambda: nearest_gaussian(fit_key, ask.target, jnp.asarray(best.mean, dtype), best.root)
+    found = ask.kept.stage("gaussian", nearest)
     draws = found.mixture.sample(draw_key, POOL_SIZE)
     kernel = ask.kernel or default_kernel(draws)
     weights = importance_weights(*jitted_logs_of(found.mixture, ask.target, draws))
@@ -314,6 +322,7 @@ def fit(
     refine: bool = True,  # move all particles together after growth
     max_refinement_steps: int = 300,
     gap_tolerance: float | None = None,  # stop once the duality gap, an upper bound of MMD^2, is this small
+    checkpoint=None,  # file, written every few seconds; the same call goes on from it after an accident
     progress: bool | None = None,  # on in a terminal or notebook if None
 ) -> Result:
     "Approximate a distribution known up to a constant by weighted particles."
@@ -326,13 +335,32 @@ def fit(
         check_positive("gap_tolerance", gap_tolerance)
     target = with_start(key, as_target(logdensity_fn, position))
     progress = show_progress(progress) and leads(target)
-    budget = budget_for(num_particles, num_evaluations, max_evaluations, seconds)
+    budget_for(num_particles, num_evaluations, max_evaluations, seconds)  # checked before anything is written
+    settings = dict(
+        kernel=kernel,
+        embedding=embedding,
+        oracle=oracle,
+        step_rule=step_rule,
+        start=start,
+        num_evaluations=num_evaluations,
+        max_evaluations=max_evaluations,
+        refine=refine,
+        max_refinement_steps=max_refinement_steps,
+    )
+    programs = ((prior_program(prior, target), jax.random.key(0)),) if start == "prior" else ()
+    owner = lambda: owner_of("fit", key, settings, target, programs=programs)
     start_key, cloud_key, pool_key, grow_key = split_keys(key, 4)
-    with one_thread(), together(target, seconds=seconds):
-        paths = find_start(start_key, target, start, prior)
-        setting = choose_setting(embedding, Ask(cloud_key, target, paths, kernel, budget, progress))
+    with (
+        one_thread(),
+        together(target, checkpoint, seconds=seconds),
+        open_checkpoint(checkpoint, owner, target) as kept,
+    ):
+        planned = kept.stage("particles", lambda: num_particles)  # a run that grows on has the parts that it began with
+        budget = budget_for(planned, num_evaluations, max_evaluations, seconds)
+        paths = kept.stage("paths", lambda: find_start(start_key, target, start, prior))
+        setting = choose_setting(embedding, Ask(cloud_key, target, paths, kernel, budget, progress, kept))
         check_gap(gap_tolerance, setting.embedding)
-        oracle = oracle or choose_oracle(pool_key, setting, target, start, prior, num_particles if refine else 0)
+        oracle = oracle or choose_oracle(pool_key, setting, target, start, prior, planned if refine else 0)
         parts = Components(setting.kernel, setting.embedding, oracle, choose_rule(setting.embedding, step_rule))
         run = Run(grow_key, paths.evaluations + setting.evaluations, setting.name, refine, max_refinement_steps)
         run = run._replace(findings=setting.findings)
@@ -340,5 +368,6 @@ def fit(
             parts, first_position(setting, paths, target.dtype)[None], capacity_for(1, oracle.smallest_capacity)
         )
         state = state._replace(rejected=on_device(np.int32(int(state.rejected) + setting.rejected)))
-        growth = grow(grow_key, parts, state, Until(num_particles, gap_tolerance), watch_for(target, progress))
-        return finish(growth, as_history(growth.infos, run.evaluations), target, run, (), progress)
+        watch = watch_for(target, progress, kept=kept)
+        growth = grow(grow_key, parts, state, Until(num_particles, gap_tolerance), watch)
+        return finish(growth, as_history(growth.infos, run.evaluations), target, run, (), progress, kept=kept)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any, Callable, Iterator, NamedTuple
 import jax, jax.numpy as jnp, numpy as np, optax
+from mmdfw._checkpoint import NOT_KEPT, Checkpoint, open_checkpoint, owner_of
 from mmdfw._checks import check_count, check_positive, pytree_dataclass, show_progress
 from mmdfw._fit import Ask, check_nouns, choose_rule, find_start, particle_setting
 from mmdfw._ladder import Budget
@@ -81,13 +82,18 @@ def with_nobody(
 
 
 def at_a_mode(
-    key: jax.Array, target: Target, kernel: Kernel | None, oracle: Oracle | None, rule: StepRule | None
+    key: jax.Array,
+    target: Target,
+    kernel: Kernel | None,
+    oracle: Oracle | None,
+    rule: StepRule | None,
+    kept: Checkpoint = NOT_KEPT,
 ) -> Begin:
     "A first particle at the mode that is found from a draw of the prior, on all rows."
     draw_key, start_key = jax.random.split(key)
     at = as_target(target, target.function.model.sample_prior(draw_key))
     check_start(at)
-    paths = find_start(start_key, at, "given", None)
+    paths = kept.stage("paths", lambda: find_start(start_key, at, "given", None))
     first = jnp.asarray(paths.guesses[0].mean, target.dtype)
     setting = particle_setting(Ask(key, target, paths, kernel, Budget(1, 0, 0), False))
     parts = Components(setting.kernel, setting.embedding, oracle, choose_rule(setting.embedding, rule))
@@ -119,14 +125,14 @@ def batch_oracle(
 
 
 def begin_with(
-    key: jax.Array, target: Target, kernel: Kernel | None, oracle: Oracle, rule: StepRule | None, batches
+    key: jax.Array, target: Target, kernel: Kernel | None, oracle: Oracle, rule: StepRule | None, batches, kept=NOT_KEPT
 ) -> Begin:
     "What growth begins with where the oracle is the user's own."
     if oracle.piece is not None:
         return with_nobody(target, kernel, oracle, rule, measured=True)
     if batches is not None:
         raise ValueError(f"{type(oracle).__name__} looks at all rows: give x and y in place of batches=")
-    return at_a_mode(key, target, kernel, oracle, rule)
+    return at_a_mode(key, target, kernel, oracle, rule, kept)
 
 
 def check_left_out(**settings: Any):
@@ -163,6 +169,7 @@ def fit_model(
     num_rows: int | None = None,  # of the whole data set, with `batches`
     monitor: Callable | None = None,  # (particles, weights) -> dict of numbers, for the records and the bar
     monitor_every: float = 2.0,  # seconds between two looks during the first batch
+    checkpoint=None,  # file, written every few seconds; the same call goes on from it after an accident
     progress: bool | None = None,  # on in a terminal or notebook if None
 ) -> Result:
     "Approximate a model's posterior by particles that arrive in batches."
@@ -183,19 +190,25 @@ def fit_model(
         walk=walk,
     )
     unit = "minibatch scores" if oracle is None else "target evaluations"
-    with together(target, seconds=seconds):
+    if oracle is not None:
+        check_left_out(**settings)
+    asked = settings | dict(kernel=kernel, oracle=oracle, step_rule=step_rule, batch_size=target.function.batch_size)
+    programs = ((target.function.model.sample_prior, jax.random.key(0)),)
+    owner = lambda: owner_of("fit_model", key, asked, target, programs=programs)
+    progress = show_progress(progress) and leads(target)
+    with together(target, checkpoint, seconds=seconds), open_checkpoint(checkpoint, owner, target) as kept:
+        planned = kept.stage("particles", lambda: num_particles)  # a run that grows on has the parts that it began with
+        run_key = key
         if oracle is None:
-            oracle = batch_oracle(target, kernel, num_particles, batches is not None, **settings)
+            oracle = batch_oracle(target, kernel, planned, batches is not None, **settings)
             begin = with_nobody(target, kernel, oracle, step_rule)
         else:
-            check_left_out(**settings)
-            start_key, key = jax.random.split(key)
-            begin = begin_with(start_key, target, kernel, oracle, step_rule, batches)
+            start_key, run_key = jax.random.split(key)
+            begin = begin_with(start_key, target, kernel, oracle, step_rule, batches, kept)
         rows = target.function.num_rows * target.function.scale
         name = f"{type(target.function.model).__name__} on {rows:,.0f} rows"
-        run = Run(key, begin.evaluations, name, refine=False, check_support=False, unit=unit)
-        progress = show_progress(progress) and leads(target)
-        watch = watch_for(target, progress, monitor, every=np.inf if spans(target) else monitor_every)
+        run = Run(run_key, begin.evaluations, name, refine=False, check_support=False, unit=unit)
+        watch = watch_for(target, progress, monitor, every=np.inf if spans(target) else monitor_every, kept=kept)
         feed = None if batches is None else target.function.feed(batches)
-        growth = grow(key, begin.parts, begin.state, until, watch, feed)
+        growth = grow(run_key, begin.parts, begin.state, until, watch, feed)
         return finish(growth, as_history(growth.infos, begin.evaluations), target, run, watch.records, progress)

@@ -10,8 +10,10 @@ import time
 from typing import NamedTuple
 import jax, numpy as np
 from scipy.special import softmax
+from mmdfw._checkpoint import NOT_KEPT, Checkpoint
 from mmdfw._checks import on_device, split_keys
 from mmdfw._mixture import GaussianMixture
+from mmdfw._saved import saveable
 from mmdfw._target import Target, log_densities, values_and_scores
 from mmdfw._trust import GRADES, Finding, stein_findings, verdict_of
 from mmdfw.embeddings._cloud import Cloud, cloud_around, cloud_of, draw_round, effective_sample_size
@@ -21,9 +23,10 @@ from mmdfw.embeddings._paths import FRESH, Guess, Paths, fresh_bound, sharpened
 from mmdfw.kernels._kernel import in_units
 from mmdfw.kernels._multiscale import FULL_METRIC, metric_root
 from mmdfw.samplers._chains import mean_error
-from mmdfw.samplers._pooled import CLEAR_GAIN, MAX_DIVERGENT, Chains, pooled_nuts, pooled_starts
+from mmdfw.samplers._pooled import CLEAR_GAIN, MAX_DIVERGENT, WINDOW_NAME, Chains, pooled_nuts, pooled_starts
 
 # %% ../nbs/library/79_ladder.ipynb #b7c87cc4
+@saveable
 class Stand(NamedTuple):
     "A set that stands for the target, what is known of it, and what it cost."
 
@@ -213,13 +216,20 @@ WORDS = {
 }
 
 # %% ../nbs/library/79_ladder.ipynb #ecfe165d
-def try_chains(key: jax.Array, target: Target, paths: Paths, budget: Budget, progress: bool = False) -> Stand:
+def try_chains(
+    key: jax.Array,
+    target: Target,
+    paths: Paths,
+    budget: Budget,
+    progress: bool = False,
+    kept: Checkpoint = NOT_KEPT,
+) -> Stand:
     "Sixteen chains from the paths' Gaussians."
     start_key, walk_key = split_keys(key)
     best = paths.guesses[0]
     starts = pooled_starts(start_key, target, paths.guesses)
     limits = dict(min_ess=budget.min_size, max_evaluations=budget.evaluations, seconds=budget.seconds)
-    chains = pooled_nuts(walk_key, target, starts, best.mean, best.root, **limits, progress=progress)
+    chains = pooled_nuts(walk_key, target, starts, best.mean, best.root, **limits, progress=progress, kept=kept)
     return stand_on_chains(target, chains, budget)
 
 # %% ../nbs/library/79_ladder.ipynb #2ea36bcf
@@ -245,6 +255,7 @@ def climb_ladder(
     paths: Paths,  # from several starts
     budget: Budget,
     progress: bool = False,
+    kept: Checkpoint = NOT_KEPT,  # rungs that are in it are not climbed again
 ) -> Stand:
     "The first rung that passes its tests, or the best of them."
     cloud_key, short_key, around_key, long_key, plain_key = split_keys(key, 5)
@@ -252,14 +263,15 @@ def climb_ladder(
     rungs = (
         lambda: try_cloud(cloud_key, target, paths, budget),
         lambda: try_gaussians(plain_key, target, paths, budget),
-        lambda: try_chains(short_key, target, paths, budget.part(spent, SHORT), progress),
+        lambda: try_chains(short_key, target, paths, budget.part(spent, SHORT), progress, kept),
         lambda: try_cloud_around(around_key, target, tried[-1], budget),
-        lambda: try_chains(long_key, target, paths, budget.part(spent), progress),
+        lambda: try_chains(long_key, target, paths, budget.part(spent), progress, kept),
     )
-    for rung in rungs:
+    for i, rung in enumerate(rungs):
         if tried and (spent >= budget.evaluations or budget.over):
             break
-        stand = rung()
+        stand = kept.stage(f"rung {i}", rung)
+        kept.drop(WINDOW_NAME)  # of the chains on this rung
         if stand is None:
             continue
         spent += stand.evaluations

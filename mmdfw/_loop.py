@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, Iterator, NamedTuple
 import jax, jax.numpy as jnp, numpy as np
 from tqdm import tqdm
+from mmdfw._checkpoint import NOT_KEPT, Checkpoint, with_leaves
 from mmdfw._checks import GrowthStopped, check_count, check_positive, on_device, warn_user
 from mmdfw.embeddings._by_numpy import Plain, plain_of
 from mmdfw.embeddings._embedding import Embedding, Particles
@@ -378,11 +379,17 @@ class Watch:
     every: float = 2.0  # seconds between two looks inside a long call of the oracle
     checkpoint: Callable | None = None  # called with parts and state after every step
     records: list = field(default_factory=list)  # of Record; those of an earlier run may stand there already
+    kept: Checkpoint = NOT_KEPT  # from which growth goes on
 
     def begin(self, until: Until, count: int = 0):
-        "Start the clock and the bar, with so many particles there."
+        "Start the clock and the bar, with so many particles there; after an accident, where they stood."
+        self.fed = 0  # pieces that took rows from outside
+        if found := self.kept.read("watch"):
+            clock, self.records[:] = found[0]
         last = self.records[-1] if self.records else Record(0.0, 0, 0, {})
         self.seconds, self.steps, self.asked, self.began = last.seconds, last.steps, last.seconds, last.seconds
+        if found:
+            self.seconds, self.steps, self.began, self.fed = clock
         self.bar = tqdm(
             total=until.particles,
             initial=count,
@@ -414,6 +421,12 @@ class Watch:
         self.bar.set_postfix_str(words, refresh=False)
         self.asked, self.since = self.seconds, time.perf_counter()
 
+    def offer(self, **makes: tuple):
+        "What has moved, and the clock, for the checkpoint; writing takes none of the growth's time."
+        clock, so_far = (self.seconds, self.steps, self.began, self.fed), len(self.records)
+        self.kept.offer(**makes, watch=(None, lambda: (clock, self.records[:so_far])))
+        self.since = time.perf_counter()
+
     def stepped(self, parts: Components, state: State, info: Info):
         "After a step: the bar, the monitor, the checkpoint."
         n = int(state.particles.count)
@@ -426,21 +439,26 @@ class Watch:
             self.since = time.perf_counter()
 
 # %% ../nbs/theory/50_loop.ipynb #10cc6221
-def lengths(watch: Watch, until: Until, oracle: Oracle, count: int) -> Iterator:  # of floats
-    "Before each piece of a call, the steps of the whole call: as planned, or as many as its part of the time allows."
+def lengths(
+    watch: Watch, until: Until, oracle: Oracle, count: int, done: int = 0, since: float | None = None
+) -> Iterator:  # of floats
+    """Before each piece of a call, the steps of the whole call: as planned, or as many as its part of the time allows.
+
+    `done` pieces may lie behind, of a call that began when `since` seconds were spent."""
     steps, piece = int(oracle.length(count)), oracle.piece
     if until.seconds is None:
-        yield from [float(steps)] * -(-steps // piece)
+        yield from [float(steps)] * (-(-steps // piece) - done)
         return
     calls = -(-(until.most - count) // oracle.particles_per_step) if until.particles is not None else 1
     others = (calls - 1) * int(oracle.length(count + oracle.particles_per_step))
-    left = until.seconds - watch.spent
-    yield from paced(lambda: watch.spent, watch.spent + left * steps / (steps + others), piece)
+    since = watch.spent if since is None else since
+    end = since + (until.seconds - since) * steps / (steps + others)
+    yield from paced(lambda: watch.spent, end, piece, done * piece, (watch.spent - since) / done if done else None)
 
 
-def paced(clock: Callable, end: float, piece: int) -> Iterator:  # of floats
+def paced(clock: Callable, end: float, piece: int, taken: int = 0, pace: float | None = None) -> Iterator:  # of floats
     "Pieces until the time is over, and before each one how many steps there will have been in all; one piece at least."
-    begun, taken, pace = clock(), 0, None
+    begun = clock()
     while (left := math.inf if pace is None else round((end - begun) / pace)) >= 1:
         yield float(taken + piece * left)
         now = clock()
@@ -632,20 +650,25 @@ def first_state(parts: Components, positions: jax.Array, capacity: int) -> State
 def _run_pieces(
     key, parts: Components, state: State, until: Until, watch: Watch, feed
 ) -> Any:  # -> the search at its end
-    "One call of an oracle that takes long, piece by piece."
-    oracle, count = parts.oracle, int(state.particles.count)
+    "One call of an oracle that takes long, piece by piece; it goes on from the checkpoint, if that holds some of it."
+    oracle, count, calls = parts.oracle, int(state.particles.count), int(state.calls)
     begin_key, walk_key = jax.random.split(key)
-    search, taken = _begin(parts, begin_key, state), 0
-    for i, total in enumerate(lengths(watch, until, oracle, count)):
+    search, done, since = _begin(parts, begin_key, state), 0, watch.spent
+    if found := watch.kept.read("call", calls):
+        leaves, done, since = found[0]
+        search = with_leaves(search, leaves)
+    for i, total in enumerate(lengths(watch, until, oracle, count, done, since), done):
         rows = None if feed is None else feed(oracle.piece)
         search = _advance(parts, jax.random.fold_in(walk_key, i), search, state, total, rows)
-        search, taken = jax.block_until_ready(search), taken + oracle.piece
+        search, taken = jax.block_until_ready(search), (i + 1) * oracle.piece
+        watch.fed += feed is not None
         watch.tick(
             oracle.piece * oracle.particles_per_step, count + oracle.particles_per_step * min(taken / total, 1.0)
         )
         if count == 0:  # nothing else to show yet
             points = oracle.preview(search)
             watch.look(points, np.full(len(points), 1 / len(points), points.dtype))
+        watch.offer(call=(calls, lambda now=(search, i + 1): (jax.tree.leaves(now[0]), now[1], since)))
     return search
 
 
@@ -715,6 +738,36 @@ def _fill(parts: Components, state: State, answer: Proposal, most: int, room: in
         ),
     )
 
+# %% ../nbs/theory/50_loop.ipynb #50c00002
+class Stood(NamedTuple):
+    "Where growth stands."
+
+    parts: Components
+    state: State
+    infos: list  # of Info, one for each step
+    first: int | None = None  # particles after the first step; None before it
+    ended: int | None = None  # the particles that were asked for when the oracle had nothing new to offer
+
+
+def as_kept(stood: Stood, steps: int) -> dict:
+    "Where growth stood after so many steps, for a checkpoint."
+    infos = {name: np.array([np.asarray(getattr(one, name)) for one in stood.infos[:steps]]) for name in Info._fields}
+    return dict(state=jax.tree.leaves(stood.state), infos=infos, first=stood.first, ended=stood.ended)
+
+
+def where_it_stood(kept: Checkpoint, parts: Components, state: State) -> Stood:
+    "Where growth goes on: as the checkpoint says, else at the beginning."
+    found = kept.read("growth")
+    begun_empty = not int(state.particles.count)
+    if found is None:
+        return Stood(parts, state, [], None if begun_empty else 0)
+    held = found[0]
+    state = with_leaves(state, held["state"])
+    if begun_empty:
+        parts = parts.settled(jnp.asarray(state.particles.position)[: held["first"]])
+    infos = [Info(*row) for row in zip(*(held["infos"][name] for name in Info._fields))]
+    return Stood(parts, state, infos, held["first"], held["ended"])
+
 # %% ../nbs/theory/50_loop.ipynb #a43f3810
 class Growth(NamedTuple):
     "What growth has come to."
@@ -735,21 +788,32 @@ def grow(
 ) -> Growth:
     "Add particles until it is time to stop, the oracle fails or the user interrupts; those found so far are kept."
     check_parts(parts)
-    watch, infos, interrupted = watch or Watch(), [], False
+    watch, interrupted = watch or Watch(), False
+    stood = where_it_stood(watch.kept, parts, state)
+    parts, state, infos, first, ended = stood
+    ended = ended == until.most
     watch.begin(until, int(state.particles.count))
     try:
-        while not until.reached(state, infos[-1] if infos else None, watch.spent):
+        for _ in range(watch.fed):  # rows that were taken before an accident
+            feed(parts.oracle.piece)
+        while not (ended or until.reached(state, infos[-1] if infos else None, watch.spent)):
             parts, state, info = _grow_once(key, parts, state, until, watch, feed)
             infos.append(info)
-            if not bool(info.accepted):
-                warn_user(f"{_reason(infos)}: stopped with {_so_many(state, until)}")
-                break
-            watch.stepped(parts, state, info)
+            ended = not bool(info.accepted)
+            if not ended:
+                watch.stepped(parts, state, info)
+            first = int(info.count) if first is None else first
+            stood = Stood(parts, state, infos, first, until.most if ended else None)
+            watch.offer(growth=(None, lambda now=stood, steps=len(infos): as_kept(now, steps)))
+        if ended:
+            warn_user(f"{_reason(infos)}: stopped with {_so_many(state, until)}")
     except (KeyboardInterrupt, GrowthStopped) as stop:
+        watch.kept.interrupt()
         if not int(state.particles.count):
             raise
         interrupted = True
-        warn_user(f"{str(stop) or 'interrupted'}: {_so_many(state, until)} are kept, an unfinished step is not")
+        words, advice = str(stop) or "interrupted", watch.kept.advice
+        warn_user(f"{words}: {_so_many(state, until)} are kept, an unfinished step is not{advice}")
     finally:
         watch.bar.close()
     here = lambda leaf: on_device(leaf) if isinstance(leaf, (np.ndarray, np.generic)) else leaf

@@ -36,6 +36,18 @@ def digest_of(*arrays: Any) -> np.ndarray:  # (4,) of uint32
     return np.frombuffer(told.digest()[:16], np.uint32)
 
 
+def to_all(found: bytes) -> bytes:
+    "What the first process has, in every process; each must call this."
+    from jax.experimental import multihost_utils  # here, because hardly anybody needs it
+
+    mine, first = np.frombuffer(found, np.uint8), jax.process_index() == 0
+    size = int(multihost_utils.broadcast_one_to_all(np.array(len(mine))))
+    if not size:
+        return b""
+    sent = multihost_utils.broadcast_one_to_all(mine if first else np.zeros(size, np.uint8))
+    return np.asarray(sent, np.uint8).tobytes()
+
+
 def check_agreement(what: str, *arrays: Any):
     "All processes must hold the same numbers; each must call this."
     from jax.experimental import multihost_utils  # here, because hardly anybody needs it
@@ -76,8 +88,8 @@ class Stopped(BaseException):
 
 
 @contextmanager
-def ended_by_interrupts() -> Iterator[None]:
-    "Ctrl-C ends what is inside, whatever would catch it there."
+def ended_by_interrupts(*signals: int) -> Iterator[None]:
+    "Ctrl-C, or other signals, ends what is inside, whatever would catch it there."
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -85,13 +97,14 @@ def ended_by_interrupts() -> Iterator[None]:
     def stop(*_):
         raise Stopped
 
-    before = signal.signal(signal.SIGINT, stop)
+    before = {number: signal.signal(number, stop) for number in signals}
     try:
         yield
     except Stopped:
         raise KeyboardInterrupt("interrupted: a run of several processes keeps what its checkpoint holds") from None
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager
@@ -110,5 +123,6 @@ def together(
                 f"{name}={value!r} cannot be kept by several processes: each has a clock of its own, and they would "
                 "part. Limit the work by counts, such as max_evaluations, num_particles or the numbers of steps"
             )
-    with explain_loss(checkpoint), ended_by_interrupts():
+    ends = (signal.SIGINT, signal.SIGTERM) if checkpoint else (signal.SIGINT,)  # what schedulers send before they kill
+    with explain_loss(checkpoint), ended_by_interrupts(*ends):
         yield

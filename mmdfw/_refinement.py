@@ -8,6 +8,7 @@ __all__ = []
 # %% ../nbs/theory/52_refinement.ipynb #d728dc86
 from typing import Any, Callable, NamedTuple
 import jax, jax.numpy as jnp, numpy as np
+from mmdfw._saved import saveable
 from mmdfw._checks import check_count, check_points, check_positive, check_weights, on_device
 from mmdfw.embeddings._by_numpy import Plain, look_by_numpy, plain_of, slope_by_numpy
 from mmdfw.embeddings._embedding import Embedding
@@ -21,6 +22,7 @@ from mmdfw.steps._step import StepRule
 minimize = later("scipy.optimize", "minimize")
 
 # %% ../nbs/theory/52_refinement.ipynb #769986dd
+@saveable
 class Weighed(NamedTuple):
     "Particles weighed by a rule, and what the weights came from."
 
@@ -221,6 +223,7 @@ def run_walk(
     return walk
 
 # %% ../nbs/theory/52_refinement.ipynb #f60fb087
+@saveable
 class Refined(NamedTuple):
     "Particles that were moved together, their weights, and how the walk went."
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Callable, Iterator, NamedTuple
 import jax, jax.numpy as jnp, numpy as np
 from tqdm import tqdm
+from mmdfw._checkpoint import NOT_KEPT, Checkpoint
 from mmdfw._checks import check_count, check_positive, on_device, one_thread, show_progress, warn_user
 from mmdfw._files import versions
 from mmdfw._loop import (
@@ -199,9 +200,11 @@ class Aim(NamedTuple):
 
 
 def run_refinement(
-    aim: Aim, positions: jax.Array, weights: jax.Array, max_steps: int, progress: bool
+    aim: Aim, positions: jax.Array, weights: jax.Array, max_steps: int, progress: bool, kept: Checkpoint = NOT_KEPT
 ) -> Refined | None:
-    "Refinement with a progress bar; None where the user interrupts it."
+    "Refinement with a progress bar, or as the checkpoint has it; None where the user interrupts it."
+    if found := kept.read("refinement", len(weights)):
+        return found[0]
     with tqdm(total=max_steps, disable=not progress, unit="step", desc="refining") as bar:
 
         def on_chunk(steps, value):
@@ -209,9 +212,13 @@ def run_refinement(
             bar.update(steps - bar.n)
 
         try:
-            return refine(aim.kernel, aim.embedding, positions, aim.step_rule, weights, max_steps, on_chunk=on_chunk)
-        except KeyboardInterrupt:
-            warn_user("interrupted: the particles are kept as they had grown, without refinement")
+            done = refine(aim.kernel, aim.embedding, positions, aim.step_rule, weights, max_steps, on_chunk=on_chunk)
+            kept.keep("refinement", done, len(weights))
+            return done
+        except KeyboardInterrupt as stop:
+            kept.interrupt()
+            words = str(stop) or "interrupted"
+            warn_user(f"{words}: the particles are kept as they had grown, without refinement{kept.advice}")
             return None
 
 # %% ../nbs/library/79_result.ipynb #ce878808
@@ -319,6 +326,7 @@ def finish(
     records=(),
     progress: bool = False,
     settle: Callable | None = None,  # (Aim, positions, weights, MMD^2) -> the last three: a last look by the caller
+    kept: Checkpoint = NOT_KEPT,  # of the call
 ) -> Result:
     "Refine if asked, keep to the support, and put the result together."
     parts, state = growth.parts, growth.state
@@ -328,7 +336,7 @@ def finish(
     aim, refinement, peak = Aim(parts.kernel, parts.embedding, parts.step_rule), None, None
     if run.refine and parts.embedding.has_values and not growth.interrupted:
         aim = Aim(*with_summaries(parts.kernel, parts.embedding), parts.step_rule)
-        refinement = run_refinement(aim, positions, weights, run.max_refinement_steps, progress)
+        refinement = run_refinement(aim, positions, weights, run.max_refinement_steps, progress, kept)
     if refinement is not None:
         positions, weights = into_box(aim, run.box, refinement.positions, refinement.weighed.weights)
         value, peak = _mmd2_and_peak(parts, positions, weights)
@@ -413,12 +421,20 @@ def add(
         return finish(growth, history, result.target, result.run, watch.records, progress)
 
 
-def watch_for(target: Target, progress: bool, monitor=None, records=(), every: float = 2.0, checkpoint=None) -> Watch:
+def watch_for(
+    target: Target,
+    progress: bool,
+    monitor: Callable | None = None,
+    records=(),
+    every: float = 2.0,
+    checkpoint: Callable | None = None,
+    kept: Checkpoint = NOT_KEPT,
+) -> Watch:
     "A watch whose monitor sees particles in the user's own form."
     look = None
     if monitor is not None:
         look = lambda positions, weights: monitor(target.particles(positions), weights)
-    return Watch(progress, look, every, checkpoint, list(records))
+    return Watch(progress, look, every, checkpoint, list(records), kept)
 
 
 def check_gap(gap_tolerance: float | None, embedding: Embedding):

@@ -6,12 +6,11 @@
 __all__ = []
 
 # %% ../nbs/library/86_runs.ipynb #17112c9c
-import tempfile
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
 import jax, jax.numpy as jnp, numpy as np
 from mmdfw._checks import check_choice, check_count, warn_user
-from mmdfw._files import versions, whole_file, write_json
+from mmdfw._files import check_writable, versions, whole_file, write_json
 from mmdfw._fit_model import fit_model
 from mmdfw._later import needed
 from mmdfw._result import Result, load
@@ -96,18 +95,6 @@ def run_files(name) -> list[Path]:  # .npz, .json, .png
         raise ValueError(f"a run needs a name for its files, such as runs/naval, got {str(name)!r}")
     stem = path.stem if path.suffix in SUFFIXES else path.name
     return [path.with_name(stem + suffix) for suffix in SUFFIXES]
-
-
-def check_writable(files: list[Path]):
-    "Raise an OSError now where files of one folder could not be written later; the folder is made."
-    folder = files[0].parent
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
-    except OSError as problem:
-        raise OSError(f"cannot write into {folder}: {problem.strerror}") from None
-    if taken := [str(path) for path in files if path.is_dir()]:
-        raise OSError(f"cannot write {taken[0]}: it is a folder")
 
 # %% ../nbs/library/86_runs.ipynb #963b5316
 def write_run(loaded: Loaded, result: Result, out) -> dict:

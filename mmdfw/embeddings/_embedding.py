@@ -19,6 +19,7 @@ from mmdfw.kernels._kernel import RBF, Kernel, by_numpy, in_units
 from mmdfw.kernels._multiscale import MultiscaleRBF, octave_sums
 from mmdfw._mixture import GaussianMixture, log_normal
 from mmdfw._mmd import check_set, kernel_mean
+from mmdfw._saved import saveable
 from mmdfw._target import as_pytree_function
 
 # %% ../../nbs/theory/21_embedding.ipynb #90d034fb
@@ -53,6 +54,7 @@ class Anchors(NamedTuple):
     pulls: Float[Array, "capacity d"] | None = None  # one for each particle
 
 
+@saveable
 class ReferenceSet(NamedTuple):
     "Weighted points that stand for the target."
 

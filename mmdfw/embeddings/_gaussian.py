@@ -18,6 +18,7 @@ from mmdfw.embeddings._cloud import (
     laplace_root,
     sobol_normal,
 )
+from mmdfw._saved import saveable
 from mmdfw._target import Target, as_target, check_start, log_densities
 from mmdfw._mixture import GaussianMixture
 
@@ -71,6 +72,7 @@ def climb_bound(
 jitted_bound = jax.jit(climb_bound, static_argnums=(4, 5))
 
 # %% ../../nbs/theory/23_gaussian.ipynb #1e9fa4d0
+@saveable
 class GaussianApproximation(NamedTuple):
     "The Gaussian nearest to a target."
 

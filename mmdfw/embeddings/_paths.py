@@ -10,10 +10,12 @@ from typing import Any, NamedTuple
 import jax, numpy as np
 from jaxtyping import Float
 from mmdfw._checks import check_count
+from mmdfw._saved import saveable
 from mmdfw._target import Target, check_start, log_densities, values_and_scores
 from mmdfw.embeddings._climb import FULL_METRIC, Path, climb, curvature_root, stretch
 
 # %% ../../nbs/theory/24_paths.ipynb #cce1ea99
+@saveable
 class Guess(NamedTuple):
     "A Gaussian that may stand for a part of a target."
 
@@ -194,6 +196,7 @@ def runs_off(path: Path) -> bool:
     return bool((far or high) and not path.settled and path.scores[-1] @ way > 1)
 
 
+@saveable
 class Paths(NamedTuple):
     "What the ways up from several starts have found."
 

@@ -13,6 +13,7 @@ import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int, Num
 from mmdfw._checks import GrowthStopped, check_count, pytree_dataclass, static
+from mmdfw._processes import local
 from mmdfw._trust import Finding
 from mmdfw._target import Density, Target, as_target, layout_of
 from mmdfw.models._scores import Regression, Task
@@ -110,6 +111,24 @@ def check_data(
         model.check_targets(y)
     return x.astype(jnp.result_type(float)), y.astype(jnp.result_type(float))
 
+# %% ../../nbs/library/70_model.ipynb #70d10002
+def mixed(bits: jax.Array) -> jax.Array:
+    "Bits well shaken: whole numbers that differ a little become such as differ much."
+    bits = (bits ^ (bits >> 16)) * np.uint32(0x7FEB352D)
+    bits = (bits ^ (bits >> 15)) * np.uint32(0x846CA68B)
+    return bits ^ (bits >> 16)
+
+
+@jax.jit
+def digest_rows(x: jax.Array, y: jax.Array, mask: jax.Array) -> jax.Array:  # (..., d), (...), (...) -> uint32
+    "A number that tells rows from others, in whatever order and place they are."
+    rows = jnp.concatenate([x, y[..., None]], -1)
+    bits = jax.lax.bitcast_convert_type(rows, jnp.uint32)
+    bits = bits.reshape(*rows.shape[:-1], -1)
+    column = jnp.arange(1, bits.shape[-1] + 1, dtype=jnp.uint32)
+    each = mixed(jnp.sum(mixed(bits + column * np.uint32(0x9E3779B9)), -1, dtype=jnp.uint32))
+    return jnp.sum(jnp.where(mask > 0, each, 0), dtype=jnp.uint32)
+
 # %% ../../nbs/library/70_model.ipynb #5bb7c13e
 @pytree_dataclass
 class Posterior(Density):
@@ -157,6 +176,14 @@ class Posterior(Density):
     def first_position(self, key):
         "A draw from the prior, or from what stands in for it."
         return self.model.sample_prior(key)
+
+    def stand_in(self):
+        "Rows that are spread: how many and a digest, and the same model on a row of zeros."
+        if self.mesh is None:
+            return self, ()
+        x, y = np.zeros((1, 1, self.x.shape[-1]), self.x.dtype), np.zeros((1, 1), self.y.dtype)
+        one = Posterior(self.model, x, y, np.ones_like(y), 1, self.scale, None, self.batch_size)
+        return one, (np.asarray(self.num_rows), local(digest_rows(self.x, self.y, self.mask)))
 
     def feed(self, batches):
         "Rows from an iterator of (x, y), so many batches at a time."

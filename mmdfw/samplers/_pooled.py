@@ -14,8 +14,10 @@ from jaxtyping import Array, Float, Key
 from scipy.linalg import solve_triangular as solve_lower
 from scipy.special import softmax
 from tqdm import tqdm
+from mmdfw._checkpoint import NOT_KEPT, Checkpoint
 from mmdfw._checks import check_count, pytree_dataclass
 from mmdfw._later import later
+from mmdfw._saved import saveable
 from mmdfw._target import Target, check_key, values_and_scores
 from mmdfw.embeddings._cloud import allot
 from mmdfw.kernels._kernel import from_units, in_units
@@ -57,9 +59,11 @@ class Carried:
 
 # %% ../../nbs/library/78_pooled.ipynb #b7800008
 WINDOW = 50  # moves
+WINDOW_NAME = "window"  # of chains, in a checkpoint
 MAX_DOUBLINGS = 8  # of a trajectory: at most 255 steps
 
 
+@saveable
 class Moves(NamedTuple):
     "What a window gives, with leading axes for moves and chains."
 
@@ -117,6 +121,8 @@ class Pool(NamedTuple):
     acceptance: float  # that is aimed at
     evaluations: int = 0
     replaced: int = 0
+    kept: Checkpoint = NOT_KEPT  # of the call that these chains are for
+    windows: int = 0  # so far
 
 
 def advance(key: Key[Array, ""], target: Target, pool: Pool, adapt: bool) -> tuple:  # -> Pool, Moves
@@ -126,10 +132,16 @@ def advance(key: Key[Array, ""], target: Target, pool: Pool, adapt: bool) -> tup
     )
     adaptation = new_adaptation(target) if adapt else pool.adaptation
     arguments = cast(pool.chart), key, cast(pool.positions), adaptation, cast(pool.acceptance), adapt
-    moves, adaptation = jitted_window(target, *arguments)
-    moves = Moves(*map(np.asarray, moves))
+
+    def compute():
+        moves, adaptation = jitted_window(target, *arguments)
+        return Moves(*map(np.asarray, moves)), jax.tree.leaves(adaptation)
+
+    moves, leaves = pool.kept.stage(f"{WINDOW_NAME} {pool.windows}", compute)
+    adaptation = jax.tree.unflatten(jax.tree.structure(adaptation), leaves)
     looked = 2 * int(moves.steps.sum()) + 2 * len(pool.positions)  # a value and a slope each, at the start as well
     more = dict(positions=moves.positions[-1], adaptation=adaptation, evaluations=pool.evaluations + looked)
+    more["windows"] = pool.windows + 1
     return pool._replace(**more), moves
 
 # %% ../../nbs/library/78_pooled.ipynb #b780000b
@@ -537,13 +549,14 @@ def pooled_nuts(
     seconds: float | None = None,
     num_first: int = 250,  # draws of each chain before they may be accepted
     progress: bool = False,
+    kept: Checkpoint = NOT_KEPT,  # windows that are in it are not walked again
 ) -> Chains:
     "Draws by many short NUTS chains that share metric and step size, until they are good or the budget is over."
     began = time.monotonic()
     warm_key, draw_key = jax.random.split(check_key(key))
     late = lambda share: seconds is not None and time.monotonic() - began >= share * seconds
     over = lambda evaluations, share=1.0: evaluations >= share * max_evaluations or late(share)
-    pool = Pool(np.asarray(starts), as_straight(mean, root), None, ACCEPTANCES[0])
+    pool = Pool(np.asarray(starts), as_straight(mean, root), None, ACCEPTANCES[0], kept=kept)
     with tqdm(disable=not progress, unit="window", desc="chains") as bar:
         pool, recent = warm_together(warm_key, target, pool, over, bar)
         pool, record, verdict, why = keep_drawing(
