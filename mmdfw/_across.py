@@ -6,7 +6,7 @@
 __all__ = ['posterior_across', 'fit_across']
 
 # %% ../nbs/library/84_across.ipynb #78a00004
-from typing import Any
+from typing import Any, NamedTuple
 import jax, numpy as np
 from jax.experimental import multihost_utils
 from mmdfw._checks import check_count
