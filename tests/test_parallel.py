@@ -369,33 +369,32 @@ def test_a_death_at_a_random_moment(runs, tmp_path, seed):
 SLURM = {"SLURM_JOB_ID": "4711", "SLURM_STEP_NODELIST": "node[017-018,020],big1", "SLURM_NTASKS": "3"}
 
 
-def test_what_is_read_of_slurm(monkeypatch):
+READ = """
+import json
+from jax._src import distributed
+from mmdfw._runs import join_processes
+given = {}
+
+def client(address, place, **settings):
+    given.update(address=address, place=place, **settings)
+    raise KeyError("far enough")
+
+distributed._jax.get_distributed_runtime_client = client  # nobody is called
+try:
+    join_processes()
+except KeyError:
+    print(json.dumps(given | dict(num=distributed.global_state.num_processes)))
+"""
+
+
+def test_what_is_read_of_slurm():
     "JAX parses Slurm's variables; what `join_processes` makes of them is the address, the number and the place."
-    from jax._src import distributed
-    from mmdfw._runs import join_processes
-
-    given = {}
-    for name, value in (SLURM | {"SLURM_PROCID": "2", "SLURM_LOCALID": "1"}).items():
-        monkeypatch.setenv(name, value)
-
-    def client(address, place, **settings):
-        given.update(address=address, place=place, **settings)
-        raise RuntimeError("far enough")
-
-    state = distributed.State()
-    monkeypatch.setattr(distributed, "global_state", state)
-    monkeypatch.setattr(distributed._jax, "get_distributed_runtime_client", client)
-    monkeypatch.setattr(distributed.xla_bridge, "backends_are_initialized", lambda: False)
-    before = jax.config.jax_cuda_visible_devices, jax.config.jax_rocm_visible_devices
-    try:
-        with pytest.raises(RuntimeError, match="far enough"):
-            join_processes()
-    finally:
-        jax.config.update("jax_cuda_visible_devices", before[0])
-        jax.config.update("jax_rocm_visible_devices", before[1])
-    port = 4711 % 4096 + 65535 - 4095
-    assert given["address"] == f"node017:{port}" and given["place"] == 2 and state.num_processes == 3
-    assert given["heartbeat_timeout"] == 10
+    env = environment(**SLURM, SLURM_PROCID="2", SLURM_LOCALID="1")
+    out = subprocess.run([sys.executable, "-c", READ], env=env, capture_output=True, text=True, timeout=100)
+    assert out.returncode == 0, out.stderr
+    given = json.loads(out.stdout)
+    assert given["address"] == f"node017:{4711 % 4096 + 65535 - 4095}"
+    assert (given["place"], given["num"], given["heartbeat_timeout"]) == (2, 3, 10)
 
 
 def test_no_scheduler_is_said(monkeypatch):
