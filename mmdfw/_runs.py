@@ -14,7 +14,7 @@ from mmdfw._files import check_writable, versions, whole_file, write_json
 from mmdfw._across import posterior_across
 from mmdfw._fit_model import fit_model
 from mmdfw._later import needed
-from mmdfw._processes import leads
+from mmdfw._processes import leads, to_all
 from mmdfw._result import Result, load
 from mmdfw._saved import read_header
 from mmdfw.data._load import load_table
@@ -158,7 +158,7 @@ def own_part(model: Model, x: np.ndarray, y: np.ndarray) -> Posterior:
 def join_processes():
     "Be one of several processes, as a scheduler such as Slurm started them; before JAX computes anything."
     try:
-        jax.distributed.initialize(heartbeat_timeout_seconds=10, shutdown_timeout_seconds=10)
+        jax.distributed.initialize(heartbeat_timeout_seconds=15, shutdown_timeout_seconds=120)
     except ValueError as problem:
         raise ValueError(
             f"--across found no scheduler that says which of how many processes this is ({problem}): "
@@ -190,7 +190,10 @@ def run_fit(
         progress=progress,
         **settings,
     )
-    return write_run(loaded, result, out, across)
+    report = write_run(loaded, result, out, across)
+    if across:
+        to_all(b"written")  # until then nobody leaves: who waits for the others at the end does not wait for long
+    return report
 
 
 def resume_fit(path, num_particles: int = 5, out=None, progress=None, seconds: float | None = None) -> dict:

@@ -233,7 +233,7 @@ import os, signal, sys, threading, time, jax, numpy as np
 import mmdfw  # before the processes know of each other: it computes nothing
 place, num, port, out, checkpoint, dies_after = int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:]
 if num > 1:
-    limits = dict(initialization_timeout=120, heartbeat_timeout_seconds=10, shutdown_timeout_seconds=10)
+    limits = dict(initialization_timeout=300, heartbeat_timeout_seconds=15, shutdown_timeout_seconds=120)
     jax.distributed.initialize(f"localhost:{port}", num, place, **limits)
 rng = np.random.default_rng(0)
 x = rng.normal(size=(101, 3))
@@ -263,6 +263,9 @@ np.savez(f"{out}-{place}.npz", **found)
 """
 
 
+PATIENCE = 900  # seconds: a busy machine is no failure
+
+
 def free_port():
     with socket.socket() as s:
         s.bind(("localhost", 0))
@@ -288,7 +291,7 @@ def launch(num, out, checkpoint="", victim=None, dies_after=0.0):
     ]
     ended: dict = {}
     try:
-        limit = time.monotonic() + 600
+        limit = time.monotonic() + PATIENCE
         while len(ended) < num and time.monotonic() < limit:
             ended |= {i: time.monotonic() for i, one in enumerate(each) if i not in ended and one.poll() is not None}
             time.sleep(0.05)
@@ -299,6 +302,7 @@ def launch(num, out, checkpoint="", victim=None, dies_after=0.0):
         for file in files:
             file.close()
     said = [open(f"{out}-{i}.txt").read() for i in range(num)]
+    assert len(ended) == num, said
     return Ended([one.returncode for one in each], said, max(ended.values()) - min(ended.values()))
 
 
@@ -394,7 +398,7 @@ def test_what_is_read_of_slurm():
     assert out.returncode == 0, out.stderr
     given = json.loads(out.stdout)
     assert given["address"] == f"node017:{4711 % 4096 + 65535 - 4095}"
-    assert (given["place"], given["num"], given["heartbeat_timeout"]) == (2, 3, 10)
+    assert (given["place"], given["num"], given["heartbeat_timeout"]) == (2, 3, 15)
 
 
 def test_no_scheduler_is_said(monkeypatch):
@@ -424,7 +428,7 @@ def test_the_command_line_across_processes(tmp_path):
         )
         for i in range(2)
     ]
-    said = [process.communicate(timeout=300) for process in each]
+    said = [process.communicate(timeout=PATIENCE) for process in each]
     assert [process.returncode for process in each] == [0, 0], said
     assert "4 particles" in said[0][0] and "Written:" in said[0][0]
     assert [line for line in said[1][0].splitlines() if "Gloo" not in line] == []
