@@ -332,8 +332,8 @@ def test_several_processes_find_what_one_finds(runs, num):
     for other in each[1:]:  # to the last bit
         assert all(np.array_equal(other[name], each[0][name]) for name in ("fit", "weights", "fit_model", "nuts"))
     assert alone["fit"].shape == (6, 5) and alone["nuts"].shape == (8, 5)
-    assert_close(each[0]["fit"], alone["fit"], rtol=1e-3, atol=1e-3)
-    assert_close(each[0]["weights"], alone["weights"], rtol=1e-3, atol=1e-3)
+    assert_close(each[0]["fit"], alone["fit"], rtol=1e-6, atol=1e-6)
+    assert_close(each[0]["weights"], alone["weights"], rtol=1e-6, atol=1e-6)
     assert_close(each[0]["fit_model"], alone["fit_model"], rtol=1e-7, atol=1e-9)
     assert_close(each[0]["nuts"], alone["nuts"], rtol=1e-5, atol=1e-7)  # longer chains part: rounding doubles
 
@@ -364,7 +364,7 @@ def test_a_death_at_a_random_moment(runs, tmp_path, seed):
     again = launch(num, tmp_path / "again", checkpoint)
     assert again.codes == [0] * num, again.said
     for one in results(num, tmp_path / "again"):
-        close = dict(rtol=0) if num == 2 else dict(rtol=1e-3, atol=1e-3)
+        close = dict(rtol=0) if num == 2 else dict(rtol=1e-6, atol=1e-6)
         assert_close(one["fit"], whole["fit"], **close)
 
 
