@@ -6,24 +6,14 @@
 __all__ = ['posterior_across', 'fit_across']
 
 # %% ../nbs/library/84_across.ipynb #78a00004
-import re, tempfile
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Callable, NamedTuple
+from typing import Any, NamedTuple
 import jax, numpy as np
 from jax.experimental import multihost_utils
-from mmdfw._checks import check_count, show_progress
-from mmdfw._fit_model import Begin, at_a_mode
-from mmdfw._loop import Components, State, Until, as_history, grow
-from mmdfw._result import Result, Run, finish, watch_for
-from mmdfw._saved import read_header, read_tree, write_tree
-from mmdfw._target import Score, Target, as_target, check_key
-from mmdfw.embeddings._embedding import ParticleEmbedding
-from mmdfw.kernels._kernel import Kernel
+from mmdfw._checks import check_count
+from mmdfw._fit import fit
+from mmdfw._result import Result
 from mmdfw.models._model import Model, Posterior, check_data, check_model
 from mmdfw.oracles._blocks import first_axis, make_mesh
-from mmdfw.oracles._oracle import GradientOracle, NearParticles
-from mmdfw.steps._step import ConstantStep
 
 # %% ../nbs/library/84_across.ipynb #78b00002
 def posterior_across(
@@ -45,109 +35,20 @@ def posterior_across(
     lay = lambda a: np.concatenate([a, np.repeat(a[:1], chunks * size - len(a), 0)]).reshape(chunks, size, *a.shape[1:])
     mask = (np.arange(chunks * size) < len(y)).reshape(chunks, size).astype(x.dtype)
     put = lambda a: jax.make_array_from_process_local_data(first_axis(mesh), a)
-    target = Posterior(model, put(lay(x)), put(lay(y)), put(mask), int(counts[:, 0].sum()), 1.0, mesh)
+    shares = tuple(counts[:, 0].tolist())
+    target = Posterior(model, put(lay(x)), put(lay(y)), put(mask), int(counts[:, 0].sum()), 1.0, mesh, shares=shares)
     check_model(target)
     return target
-
-# %% ../nbs/library/84_across.ipynb #78c00004
-class Saved(NamedTuple):
-    "What a run across processes needs to go on."
-
-    key: jax.Array
-    kernel: Kernel
-    state: State
-    evaluations: int  # before growth
-
-
-def write_checkpoint(path, saved: Saved, rows: int):
-    "The first process writes what all have, whole or not at all."
-    kernel, state = jax.tree.map(np.asarray, (saved.kernel, saved.state))
-    if jax.process_index() == 0:
-        write_tree(path, saved._replace(kernel=kernel, state=state)._asdict(), {}, {"rows": rows})
-
-
-def read_checkpoint(path, key: jax.Array, rows: int) -> Saved | None:
-    "What the first process finds in its file, given to all; None if there is no file."
-    here = path is not None and jax.process_index() == 0 and Path(path).is_file()
-    found = np.frombuffer(Path(path).read_bytes() if here else b"", np.uint8)
-    size = int(multihost_utils.broadcast_one_to_all(np.array(len(found))))
-    if not size:
-        return None
-    found = multihost_utils.broadcast_one_to_all(np.resize(found, size) if here else np.zeros(size, np.uint8))
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder) / "checkpoint.npz"
-        copy.write_bytes(np.asarray(found, np.uint8).tobytes())
-        header, arrays = read_header(copy)
-    saved = Saved(**read_tree(header, arrays, {}, path))
-    if header["notes"] != {"rows": rows} or not np.array_equal(*map(jax.random.key_data, (saved.key, key))):
-        raise ValueError(
-            f"{path} is the checkpoint of another run: its key or its rows differ. Name another file, or delete it"
-        )
-    return saved
-
-# %% ../nbs/library/84_across.ipynb #78c00006
-class ProcessLost(ConnectionError):
-    "Another process of this run has died or cannot be reached."
-
-
-LOST = re.compile(r"\b(gloo|nccl|heartbeats?|coordination (service|agent))\b|^UNAVAILABLE\b|connection .*by peer", re.I)
-
-
-@contextmanager
-def explain_loss(checkpoint=None):
-    "Say in plain words that another process is gone, and what to do."
-    try:
-        yield
-    except (RuntimeError, ValueError) as problem:  # which of them XLA raises depends on what broke
-        if not LOST.search(str(problem)):
-            raise
-        advice = f"the run goes on from {checkpoint}" if checkpoint else "without checkpoint= the run begins anew"
-        where = f"process {jax.process_index()} of {jax.process_count()}"
-        raise ProcessLost(
-            f"{where} has lost another one ({str(problem).splitlines()[0]}). Start all of them again: {advice}"
-        ) from problem
-
-# %% ../nbs/library/84_across.ipynb #78c00008
-def begin_across(key: jax.Array, target: Target, walk: dict, checkpoint) -> Begin:
-    "Growth goes on from the checkpoint if there is one, and begins at the mode if not; the state is on the host."
-    start_key, _ = jax.random.split(key)
-    saved = read_checkpoint(checkpoint, key, target.function.num_rows)
-    if saved is None:
-        begin = at_a_mode(start_key, target, None, None, ConstantStep())
-        saved = Saved(key, begin.parts.kernel, begin.state, begin.evaluations)
-    kernel, state = jax.tree.map(np.asarray, (saved.kernel, saved.state))
-    oracle = GradientOracle(NearParticles(0.5 * kernel.unit), scale=kernel.unit, **walk)
-    embedding = ParticleEmbedding(kernel, Score(target), "alone")
-    return Begin(Components(kernel, embedding, oracle, ConstantStep()), state, saved.evaluations)
 
 # %% ../nbs/library/84_across.ipynb #d9f9a7e9
 def fit_across(
     key: jax.Array,
     target: Posterior,  # from `posterior_across`, `spread` or `posterior`
-    *,
-    num_particles: int = 50,
-    num_starts: int = 4,  # of the oracle
-    num_steps: int = 100,  # of each walk
-    checkpoint=None,  # file.npz, written after every particle; a run that finds it goes on from it
-    monitor: Callable | None = None,  # (particles, weights) -> dict of numbers, after every particle
-    progress: bool | None = None,  # on in a terminal or notebook if None
+    position=None,  # where the search begins, the same in all processes; a draw from the prior if None
+    **settings: Any,  # of `fit`: num_particles, checkpoint and all others
 ) -> Result:
-    "Particles for a posterior, the same in every process; all processes call this with the same arguments."
-    check_key(key)
-    walk = dict(num_starts=num_starts, num_steps=num_steps)
-    for name, value in walk.items():
-        check_count(name, value)
-    until, rows = Until(check_count("num_particles", num_particles)), target.num_rows
-    on, progress = as_target(target), show_progress(progress)
-    with explain_loss(checkpoint):
-        begin = begin_across(key, on, walk, checkpoint)
-        used = begin.evaluations
-        keep = lambda parts, state: write_checkpoint(checkpoint, Saved(key, parts.kernel, state, used), rows)
-        watch = watch_for(on, progress, monitor, checkpoint=keep if checkpoint else None)
-        run = Run(jax.random.split(key)[1], used, f"{rows:,} rows across devices", refine=False, check_support=False)
-        growth = grow(run.key, begin.parts, begin.state, until, watch)
-        growth = growth._replace(state=jax.tree.map(np.asarray, growth.state))
-        return finish(growth, as_history(growth.infos, used), on, run, watch.records, progress)
+    "`fit` by its other name, for rows on several machines: all processes make the same call, with the same result."
+    return fit(key, target, position, **settings)
 
 # %% ../nbs/library/84_across.ipynb #78d00003
 class Speeds(NamedTuple):

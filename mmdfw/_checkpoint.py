@@ -6,12 +6,14 @@
 __all__ = []
 
 # %% ../nbs/core/06_checkpoint.ipynb #06a00004
-import hashlib, json, os, platform, re, signal, threading, time
+import hashlib, json, os, platform, re, signal, tempfile, threading, time
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Callable
 import jax, numpy as np
 from mmdfw._checks import warn_user
+from mmdfw._processes import spans, to_all
 from mmdfw._files import check_writable, digest_arrays, plain, program_digest
 from mmdfw._saved import decoded, encoded, read_header, read_tree, recipe, write_tree
 
@@ -48,6 +50,9 @@ def owner_of(
     python = ".".join(platform.python_version_tuple()[:2])
     owner = {"call": call, **packages, "python": python, "device": jax.devices()[0].platform}
     owner["precision"] = f"float{64 if jax.config.jax_enable_x64 else 32}"
+    if target is not None:
+        function, more = target.function.stand_in()
+        target, data = replace(target, function=function), (data, more)
     owner["data"] = digest_data(target, data)
     if target is not None:
         owner["dtype"] = str(np.dtype(target.dtype))
@@ -117,9 +122,9 @@ SHARE = 0.05  # of the time that writing may take
 class Checkpoint:
     "A file from which the same call goes on; without a path nothing is kept, and nothing is done."
 
-    def __init__(self, path: Path | None = None, owner: dict | None = None):
+    def __init__(self, path: Path | None = None, owner: dict | None = None, pieces: dict | None = None):
         self.path, self.owner = path, owner
-        self.pieces = {} if path is None else read_pieces(path, owner or {})
+        self.pieces = pieces if pieces is not None else {} if path is None else read_pieces(path, owner or {})
         self.pending: dict = {}  # name -> of, function that gives a value
         self.changed = self.stopped = self.warned = False
         self.due = time.monotonic() + EVERY
@@ -244,9 +249,25 @@ def _catch_signals(checkpoint: Checkpoint):
             signal.signal(number, caught)
 
 # %% ../nbs/core/06_checkpoint.ipynb #06a00019
+def checkpoint_of_all(path: Path, owner: dict) -> Checkpoint:
+    "The first process alone reads its file, and gives what it finds to the others; it alone will write."
+    first = jax.process_index() == 0
+    if first:
+        check_writable([path])
+    found = to_all(path.read_bytes() if first and path.is_file() else b"")
+    kept = Checkpoint(path, owner, {})
+    if found:
+        with tempfile.TemporaryDirectory() as folder:
+            copy = Path(folder) / path.name
+            copy.write_bytes(found)
+            kept.pieces = read_pieces(copy, owner)
+    return kept
+
+
 def open_checkpoint(
     path: Any,  # a file, or None
     owner: Callable,  # () -> what `owner_of` gives
+    target: Any = None,  # if it spans processes, the first one's file is everybody's
 ) -> Checkpoint:
     "The checkpoint of a call, from which it goes on if it is there; an OSError where it could not be written."
     if path is None:
@@ -254,6 +275,8 @@ def open_checkpoint(
     if not isinstance(path, (str, os.PathLike)) or not str(path):
         raise ValueError(f"checkpoint must be the name of a file, such as 'run.ckpt', got {path!r}")
     path = Path(path).expanduser()
+    if spans(target):
+        return checkpoint_of_all(path, owner())
     check_writable([path])
     for draft in path.parent.glob(f"{path.name}.*.part"):
         if time.time() - draft.stat().st_mtime > 3600:  # of a process that was killed while it wrote

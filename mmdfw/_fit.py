@@ -24,6 +24,7 @@ from mmdfw._checks import (
 )
 from mmdfw._ladder import Budget, Stand, climb_ladder, try_chains, try_cloud
 from mmdfw._loop import Components, Until, as_history, capacity_for, grow, first_state
+from mmdfw._processes import leads, together
 from mmdfw._result import Result, Run, check_gap, finish, watch_for
 from mmdfw._target import Score, Target, as_target, check_key, check_takes, layout_of, plain_words, ravel, traced
 from mmdfw._target import values_and_scores
@@ -306,6 +307,16 @@ def budget_for(num_particles: int, num_evaluations: int | None, max_evaluations:
     return Budget(num_particles, cloud, check_count("max_evaluations", max_evaluations), deadline)
 
 
+def with_start(key: jax.Array, target: Target) -> Target:
+    "A target with a place where the search begins: its own, or a draw from its prior."
+    if target.start is not None:
+        return target
+    position = target.function.first_position(jax.random.fold_in(key, 0))
+    if position is None:
+        raise ValueError("fit needs a position to begin at: a pytree of floating arrays like the target's parameters")
+    return as_target(target, position)
+
+
 def first_position(setting: Setting, paths: Paths, dtype) -> np.ndarray:  # (d,)
     "The point of the reference set where its kernel mean is largest, or the best guess of the paths."
     pool = setting.embedding.own_pool
@@ -317,7 +328,7 @@ def first_position(setting: Setting, paths: Paths, dtype) -> np.ndarray:  # (d,)
 def fit(
     key: jax.Array,
     logdensity_fn: Callable,  # log density up to a constant, of a pytree like `position`; or a Target
-    position=None,  # a pytree of floating arrays: where the search for the mode begins; a Target may have its own
+    position=None,  # a pytree of floating arrays: where the search begins; a Target may have its own, a model its prior
     *,
     num_particles: int = 50,
     kernel: Kernel | None = None,  # several scales in the target's own metric if None
@@ -344,10 +355,9 @@ def fit(
     check_nouns(kernel, embedding, oracle, step_rule)
     if gap_tolerance is not None:
         check_positive("gap_tolerance", gap_tolerance)
-    target, progress = as_target(logdensity_fn, position), show_progress(progress)
+    target = with_start(key, as_target(logdensity_fn, position))
+    progress = show_progress(progress) and leads(target)
     warn_of_starts(logdensity_fn, position)
-    if target.start is None:
-        raise ValueError("fit needs a position to begin at: a pytree of floating arrays like the target's parameters")
     budget_for(num_particles, num_evaluations, max_evaluations, seconds)  # checked before anything is written
     settings = dict(
         kernel=kernel,
@@ -363,7 +373,11 @@ def fit(
     programs = ((prior_program(prior, target), jax.random.key(0)),) if start == "prior" else ()
     owner = lambda: owner_of("fit", key, settings, target, programs=programs)
     start_key, cloud_key, pool_key, grow_key = split_keys(key, 4)
-    with one_thread(), open_checkpoint(checkpoint, owner) as kept:
+    with (
+        one_thread(),
+        together(target, checkpoint, seconds=seconds),
+        open_checkpoint(checkpoint, owner, target) as kept,
+    ):
         planned = kept.stage("particles", lambda: num_particles)  # a run that grows on has the parts that it began with
         budget = budget_for(planned, num_evaluations, max_evaluations, seconds)
         paths = kept.stage("paths", lambda: find_start(start_key, target, start, prior))

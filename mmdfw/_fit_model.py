@@ -7,20 +7,22 @@ __all__ = ['fit_model']
 
 # %% ../nbs/library/82_fit_model.ipynb #79d83559
 import inspect
+from dataclasses import replace
 from itertools import chain
 from typing import Any, Callable, Iterator, NamedTuple
-import jax, jax.numpy as jnp, optax
+import jax, jax.numpy as jnp, numpy as np, optax
 from mmdfw._checkpoint import NOT_KEPT, Checkpoint, open_checkpoint, owner_of
 from mmdfw._checks import check_count, check_kind, check_positive, pytree_dataclass, show_progress
 from mmdfw._fit import Ask, check_nouns, choose_rule, find_start, particle_setting
 from mmdfw._ladder import Budget
 from mmdfw._loop import Components, State, Until, as_history, capacity_for, empty_state, grow, first_state
+from mmdfw._processes import leads, spans, together
 from mmdfw._result import Result, Run, finish, watch_for
 from mmdfw._target import Score, Target, as_target, check_key, check_start
 from mmdfw.embeddings._embedding import ParticleEmbedding
 from mmdfw.kernels._kernel import RBF, Kernel
 from mmdfw.kernels._lengthscale import median_lengthscale
-from mmdfw.models._model import Model, stack_batches
+from mmdfw.models._model import Model, Posterior, stack_batches
 from mmdfw.oracles._batches import BatchOracle
 from mmdfw.oracles._blocks import Blocks, divide_work
 from mmdfw.oracles._oracle import Oracle
@@ -37,13 +39,17 @@ class MedianRBF(RBF):
 
 # %% ../nbs/library/82_fit_model.ipynb #3fe7e93d
 def gather_rows(
-    model: Model, x, y, batches: Iterator | None, num_rows: int | None, batch_size: int | None
+    model: Model | Posterior, x, y, batches: Iterator | None, num_rows: int | None, batch_size: int | None
 ) -> tuple:  # -> Target, Iterator or None
     "The target of a model on arrays, or on an iterator of batches whose first one stands for all rows; checked."
-    if (batches is None) == (x is None):
-        raise ValueError("give either x and y, or batches= and num_rows=")
     if batch_size is not None:
         check_count("batch_size", batch_size)
+    if isinstance(model, Posterior):
+        if not x is y is batches is num_rows is None:
+            raise ValueError("a posterior has its rows: leave out x, y, batches and num_rows")
+        return as_target(replace(model, batch_size=batch_size or min(BatchOracle.batch_size, model.num_rows))), None
+    if (batches is None) == (x is None):
+        raise ValueError("give either x and y, or batches= and num_rows=")
     if batches is None:
         return as_target(model, x, y, batch_size=batch_size or min(BatchOracle.batch_size, len(x))), None
     check_count("num_rows", num_rows)
@@ -142,7 +148,7 @@ def check_left_out(**settings: Any):
 # %% ../nbs/library/82_fit_model.ipynb #1c05e667
 def fit_model(
     key: jax.Array,
-    model: Model,
+    model: Model | Posterior,  # a posterior has its rows, wherever they lie: x and y are then left out
     x=None,  # (rows, d)
     y=None,  # (rows,)
     *,
@@ -193,10 +199,10 @@ def fit_model(
     if oracle is not None:
         check_left_out(**settings)
     asked = settings | dict(kernel=kernel, oracle=oracle, step_rule=step_rule, batch_size=target.function.batch_size)
-    programs = ((model.sample_prior, jax.random.key(0)),)
+    programs = ((target.function.model.sample_prior, jax.random.key(0)),)
     owner = lambda: owner_of("fit_model", key, asked, target, programs=programs)
-    progress = show_progress(progress)
-    with open_checkpoint(checkpoint, owner) as kept:
+    progress = show_progress(progress) and leads(target)
+    with together(target, checkpoint, seconds=seconds), open_checkpoint(checkpoint, owner, target) as kept:
         planned = kept.stage("particles", lambda: num_particles)  # a run that grows on has the parts that it began with
         run_key = key
         if oracle is None:
@@ -205,9 +211,10 @@ def fit_model(
         else:
             start_key, run_key = jax.random.split(key)
             begin = begin_with(start_key, target, kernel, oracle, step_rule, batches, kept)
-        name = f"{type(model).__name__} on {target.function.num_rows * target.function.scale:,.0f} rows"
+        rows = target.function.num_rows * target.function.scale
+        name = f"{type(target.function.model).__name__} on {rows:,.0f} rows"
         run = Run(run_key, begin.evaluations, name, refine=False, check_support=False, unit=unit)
-        watch = watch_for(target, progress, monitor, every=monitor_every, kept=kept)
+        watch = watch_for(target, progress, monitor, every=np.inf if spans(target) else monitor_every, kept=kept)
         feed = None if batches is None else target.function.feed(batches)
         growth = grow(run_key, begin.parts, begin.state, until, watch, feed)
         return finish(growth, as_history(growth.infos, begin.evaluations), target, run, watch.records, progress)

@@ -19,6 +19,7 @@ from mmdfw.kernels._kernel import Kernel
 from mmdfw.kernels._multiscale import octave_sums
 from mmdfw.kernels._stein_kernel import Scored
 from mmdfw._mmd import mmd2_from_parts
+from mmdfw._processes import local
 from mmdfw.oracles._oracle import GradientOracle, Oracle, PoolStarts, Problem, Proposal, lmo_value, oracle_accuracy
 from mmdfw.steps._simplex_by_numpy import grown_factor, weights_by_numpy
 from mmdfw.steps._quadrature import Quadrature, grow_factor, jitted_reweigh
@@ -699,7 +700,7 @@ def _grow_once(
     if oracle.piece is None:
         return parts, *next_step(parts, key, _with_room(state, room), until.most)
     search = _run_pieces(jax.random.fold_in(key, state.calls), parts, state, until, watch, feed)
-    answer = _answer(parts, search, state)  # the walk itself needs no room, and is faster without
+    answer = local(_answer(parts, search, state))  # the walk itself needs no room, and is faster without
     if count == 0:
         return _fill(parts, state, answer, until.most, room)
     return parts, *accept_now(parts, _with_room(state, room), answer, until.most)
@@ -826,7 +827,8 @@ def grow(
         warn_user(f"{words}: {_so_many(state, until)} are kept, an unfinished step is not{advice}")
     finally:
         watch.bar.close()
-    state = jax.tree.map(lambda leaf: on_device(leaf) if isinstance(leaf, (np.ndarray, np.generic)) else leaf, state)
+    here = lambda leaf: on_device(leaf) if isinstance(leaf, (np.ndarray, np.generic)) else leaf
+    state = jax.tree.map(here, local(state))
     return Growth(parts, state, infos, interrupted)
 
 

@@ -30,6 +30,7 @@ from mmdfw._loop import (
     joined,
 )
 from mmdfw._mmd import mmd2_from_parts
+from mmdfw._processes import check_agreement, leads, spans, together
 from mmdfw._refinement import Refined, refine, weigh, weigh_now
 from mmdfw._saved import read_header, read_tree, saveable, write_tree
 from mmdfw._summary import columns_of, frame_of, summarise, systematic
@@ -356,6 +357,8 @@ def finish(
     particles = target.particles(support.positions)
     findings = judge(parts, support.positions, support.weights, float(value), support.scores, peak)
     findings += target.function.findings(particles, support.weights)
+    if spans(target):
+        check_agreement("the particles", support.positions, support.weights)
     result = Result(
         particles,
         support.weights,
@@ -412,10 +415,10 @@ def add(
     check_count("num", num)
     check_gap(gap_tolerance, result.parts.embedding)
     until = Until(int(result.state.particles.count) + num, gap_tolerance, seconds)
-    progress = show_progress(progress)
+    progress = show_progress(progress) and leads(result.target)
     watch = watch_for(result.target, progress, monitor, result.records)
     feed = None if batches is None else result.target.function.feed(batches)
-    with one_thread():
+    with one_thread(), together(result.target, seconds=seconds):
         growth = grow(result.run.key, result.parts, result.state, until, watch, feed)
         history = joined(result.history, as_history(growth.infos, result.run.evaluations))
         return finish(growth, history, result.target, result.run, watch.records, progress)
@@ -458,8 +461,9 @@ def refined(result: Result, max_steps: int = 300, progress: bool | None = None) 
         raise ValueError(f"refinement needs an embedding that stays; {kind} changes with the particles")
     run = result.run._replace(refine=True, max_refinement_steps=max_steps)
     growth = Growth(result.parts, result.state, [])
-    with one_thread():
-        return finish(growth, result.history, result.target, run, result.records, show_progress(progress))
+    progress = show_progress(progress) and leads(result.target)
+    with one_thread(), together(result.target):
+        return finish(growth, result.history, result.target, run, result.records, progress)
 
 # %% ../nbs/library/79_result.ipynb #d962991f
 def expectation(
@@ -588,7 +592,7 @@ def save(
         form=result.target.layout.form if result.target.function.comes_with_file else None,
         probes=np.asarray(jitted_probes(result.target, result.positions[:4])),
     )
-    return write_tree(path, tree, {"target": result.target}, notes)
+    return write_tree(path, tree, {"target": result.target}, notes) if leads(result.target) else Path(path)
 
 
 def load(

@@ -11,8 +11,10 @@ from typing import Any, Callable, NamedTuple
 import jax, jax.numpy as jnp, numpy as np
 from mmdfw._checks import check_choice, check_count, warn_user
 from mmdfw._files import check_writable, versions, whole_file, write_json
+from mmdfw._across import posterior_across
 from mmdfw._fit_model import fit_model
 from mmdfw._later import needed
+from mmdfw._processes import leads, to_all
 from mmdfw._result import Result, load
 from mmdfw._saved import read_header, read_tree
 from mmdfw._target import layout_of
@@ -24,7 +26,7 @@ from mmdfw.data._table import Table, check_finite
 from mmdfw.models._bernoulli import BernoulliPredictive
 from mmdfw.models._bnn import mlp
 from mmdfw.models._logistic import Logistic
-from mmdfw.models._model import Model
+from mmdfw.models._model import Model, Posterior
 from mmdfw.plots import colors, plot_style
 
 # %% ../nbs/library/86_runs.ipynb #543a33f3
@@ -113,9 +115,16 @@ def rows_in_words(loaded: Loaded) -> dict:
     }
 
 
-def write_run(loaded: Loaded, result: Result, out) -> dict:
-    "Particles as .npz, metrics as .json, a figure as .png."
-    files = run_files(out)
+def write_run(loaded: Loaded, result: Result, out, across: bool = False) -> dict:
+    "Particles as .npz, metrics as .json, a figure as .png; by the first process, where there are several."
+    files, notes = (
+        run_files(out),
+        {"job": loaded.job._asdict(), "rows": rows_in_words(loaded)}
+        | ({"across": jax.process_count()} if across else {}),
+    )
+    result.save(files[0], notes=notes)  # a call of all processes
+    if not leads(result.target):
+        return {}
     model, data = loaded.model, loaded.data
     predictive = result.predict(data.x_test)
     y = jnp.asarray(data.y_test, dtype=float)
@@ -138,7 +147,6 @@ def write_run(loaded: Loaded, result: Result, out) -> dict:
         "job": loaded.job._asdict(),
         "versions": versions(),
     }
-    result.save(files[0], notes={"job": loaded.job._asdict(), "rows": rows_in_words(loaded)})
     write_json(files[1], report)
     draw_run(loaded, result, predictive, y, files[2])
     return report | {"files": list(map(str, files))}
@@ -161,12 +169,31 @@ def draw_run(loaded: Loaded, result: Result, predictive, y: jax.Array, path: Pat
         plt.close(figure)
 
 # %% ../nbs/library/86_runs.ipynb #43a4ab17
+def own_part(model: Model, x: np.ndarray, y: np.ndarray) -> Posterior:
+    "The posterior of all rows, of which this process keeps an equal part, in order."
+    ends = np.linspace(0, len(y), jax.process_count() + 1).astype(int)
+    mine = slice(*ends[jax.process_index() :][:2])
+    return posterior_across(model, x[mine], y[mine])
+
+
+def join_processes():
+    "Be one of several processes, as a scheduler such as Slurm started them; before JAX computes anything."
+    try:
+        jax.distributed.initialize(heartbeat_timeout_seconds=15, shutdown_timeout_seconds=120)
+    except ValueError as problem:
+        raise ValueError(
+            f"--across found no scheduler that says which of how many processes this is ({problem}): "
+            "start all of them at once, as `srun mmdfw fit --across ...` does"
+        ) from None
+
+
 def run_fit(
     job: Job,
     out,  # what the three files are called, as in `run_files`
     num_particles: int = 20,
     progress=None,
     before: Callable | None = None,  # is shown what was loaded, before the fit begins
+    across: bool = False,  # this is one of several processes, each of which takes a part of the rows
     **settings: Any,  # for `fit_model`: first_steps, later_steps, ...
 ) -> dict:
     "Fit a table and write particles, metrics and a figure."
@@ -177,16 +204,17 @@ def run_fit(
     x, y = loaded.data.x, loaded.data.y
     result = fit_model(
         jax.random.key(job.seed),
-        loaded.model,
-        x,
-        y,
+        *((own_part(loaded.model, x, y),) if across else (loaded.model, x, y)),
         num_particles=num_particles,
         batch_size=min(job.batch_size, len(y)),
         monitor=loaded.monitor,
         progress=progress,
         **settings,
     )
-    return write_run(loaded, result, out)
+    report = write_run(loaded, result, out, across)
+    if across:
+        to_all(b"written")  # until then nobody leaves: who waits for the others at the end does not wait for long
+    return report
 
 
 def resume_fit(path, num_particles: int = 5, out=None, progress=None, seconds: float | None = None) -> dict:
@@ -194,6 +222,11 @@ def resume_fit(path, num_particles: int = 5, out=None, progress=None, seconds: f
     check_count("num_particles", num_particles)
     path = run_files(path)[0]
     notes = read_header(path)[0]["notes"]
+    if notes.get("across"):
+        raise ValueError(
+            f"{path} was fitted by {notes['across']} processes, each with a part of the rows, and one alone cannot go "
+            "on with it: run `srun mmdfw fit --across` again, with more --particles"
+        )
     if "job" not in notes:
         raise ValueError(f"{path} was not written by `mmdfw fit`: use mmdfw.load with its model and data")
     loaded = load_job(Job(**notes["job"]))

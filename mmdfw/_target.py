@@ -205,6 +205,14 @@ class Density:
         "What the density itself has to say of weighted parameters: findings that count for the verdict."
         return ()
 
+    def first_position(self, key):
+        "Parameters at which a search may begin where the user names none; None where nobody knows any."
+        return None
+
+    def stand_in(self) -> tuple:  # -> a density, arrays
+        "What tells this density from others: one of the same program, and further arrays, wherever its data lie."
+        return self, ()
+
     def probe(self, params):  # -> (k,)
         "Numbers by which the density is known again; a constant added to it does not change them."
         return ravel(jax.grad(lambda p: self(p))(params))

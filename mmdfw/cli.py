@@ -95,6 +95,12 @@ def fit_options(fit: argparse.ArgumentParser):
         "--json", action="store_true", help="print the report as JSON, and nothing else, to standard output"
     )
     fit.add_argument(
+        "--across",
+        action="store_true",
+        help="this is one of several processes, as `srun mmdfw fit --across ...` starts them: each takes a part of the "
+        "rows, and the first one writes",
+    )
+    fit.add_argument(
         "--out",
         type=Path,
         metavar="NAME",
@@ -297,6 +303,8 @@ def plan_of(loaded, particles: int, seconds: float | None, first_steps=None, lat
 def run_fit_command(options) -> int:
     "Fit a table, or go on with a saved fit, as `mmdfw fit` asks, and print what came of it."
     report = begin_or_resume(options)
+    if not report:  # another process has it
+        return 0
     if options.json:
         print(json.dumps(report, default=float))
         return 0
@@ -310,14 +318,14 @@ def run_fit_command(options) -> int:
 
 def begin_or_resume(options) -> dict:
     "The report of a fit that is begun, or of a saved one that goes on."
-    from mmdfw._runs import Job, resume_fit, run_fit
+    from mmdfw._runs import Job, join_processes, resume_fit, run_fit
 
     given = {name: value for name, value in vars(options).items() if value is not None}
     job = {name: given[name] for name in Job._fields if name in given}
     steps = {name: given[name] for name in ("first_steps", "later_steps") if name in given}
     kept = {"checkpoint": options.checkpoint} if options.checkpoint is not None else {}
     if options.resume is not None:
-        check_beside_resume([*job, *steps, *kept])
+        check_beside_resume([*job, *steps, *kept, *(["across"] if options.across else [])])
         return resume_fit(options.resume, options.particles, options.out, seconds=options.seconds)
     if options.data is None:
         raise ValueError("give --data to begin a fit, or --resume to go on with one")
@@ -326,7 +334,11 @@ def begin_or_resume(options) -> dict:
     say = lambda loaded: print(
         plan_of(loaded, options.particles, options.seconds, **steps), file=sys.stderr, flush=True
     )
-    return run_fit(Job(**job), options.out, options.particles, before=say, seconds=options.seconds, **steps, **kept)
+    limits = dict(seconds=options.seconds, **steps, **kept)
+    if options.across:
+        join_processes()
+        return run_fit(Job(**job), options.out, options.particles, across=True, **limits)
+    return run_fit(Job(**job), options.out, options.particles, before=say, **limits)
 
 
 def check_beside_resume(names: list[str]):

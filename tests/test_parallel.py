@@ -1,10 +1,14 @@
-"""Several devices and several processes find what one finds; blocks of coordinates; a process that dies; going on."""
+"""Several devices and several processes find what one finds; blocks of coordinates; a process that dies; going on.
 
-import json, os, socket, subprocess, sys, time
+MMDFW_LOSSES=10 loses a process at ten random moments instead of one, and lets four processes fit besides two."""
+
+import json, os, random, socket, subprocess, sys, time
+from typing import NamedTuple
 import jax, jax.numpy as jnp, numpy as np, pytest
 
 from mmdfw._checks import assert_close
-from mmdfw._across import ProcessLost, Speeds, explain_loss, step_seconds
+from mmdfw._across import Speeds, step_seconds
+from mmdfw._processes import ProcessLost, explain_loss
 from mmdfw.oracles._batches import BatchOracle
 from mmdfw.kernels._kernel import IMQ
 from mmdfw.oracles._oracle import GradientOracle, NearParticles, Problem
@@ -37,16 +41,10 @@ def environment(**more):
     )
 
 
-DATA = """
-x = rng.normal(size=(101, 3))
-y = (x[:, 0] + rng.normal(size=101) > 0).astype(float)
-"""
-
 # Several devices
 
 DEVICES = """
 import json, jax, jax.numpy as jnp, numpy as np, optax
-from mmdfw._across import fit_across, posterior_across
 from mmdfw._target import as_target
 from mmdfw.embeddings._embedding import ParticleEmbedding, Particles, reference_embedding
 from mmdfw.kernels._kernel import RBF
@@ -139,12 +137,8 @@ found["differs: growth with fixed factors"] = unlike(papers, alone)
 attempt("minibatch", lambda: divide_work(BatchOracle(target, batch_size=10), meshes[4]))
 attempt("rows", lambda: shard_rows({"a": points, "b": points[:7]}, meshes[2]))
 attempt("mesh", lambda: Blocks(3, 1, meshes[2]))
-rng = np.random.default_rng(0)
-DATA
-target = posterior_across(Logistic(3), x, y, meshes[1], chunk_size=16)
-fitted = fit_across(jax.random.key(0), target, num_particles=6, num_starts=2, num_steps=10)
-print(json.dumps([found, refused, fitted.positions.tolist()]))
-""".replace("DATA", DATA)
+print(json.dumps([found, refused]))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -234,31 +228,42 @@ def test_only_losses_are_explained():
 
 # Several processes
 
-FIT = """
-import os, sys, jax
-place, port, checkpoint, dies_at, out = int(sys.argv[1]), *sys.argv[2:]
-limits = dict(initialization_timeout=60, heartbeat_timeout_seconds=10, shutdown_timeout_seconds=10)
-jax.distributed.initialize(f"localhost:{port}", 2, place, **limits)
-import numpy as np
-from mmdfw._across import fit_across, posterior_across
-from mmdfw.models._logistic import Logistic
+TOGETHER = """
+import os, signal, sys, threading, time, jax, numpy as np
+import mmdfw  # before the processes know of each other: it computes nothing
+place, num, port, out, checkpoint, dies_after = int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:]
+if num > 1:
+    limits = dict(initialization_timeout=300, heartbeat_timeout_seconds=15, shutdown_timeout_seconds=120)
+    jax.distributed.initialize(f"localhost:{port}", num, place, **limits)
 rng = np.random.default_rng(0)
-DATA
-mine = slice(0, 40) if place == 0 else slice(40, None)  # shares that are not equal
-target = posterior_across(Logistic(3), x[mine], y[mine], chunk_size=16)
+x = rng.normal(size=(101, 3))
+y = (x[:, 0] + rng.normal(size=101) > 0).astype(float)
+ends = [0, 101] if num == 1 else [0, 40, 101] if num == 2 else [0, 10, 40, 60, 101]  # shares that are not equal
+mine = slice(*ends[place:place + 2])
+target = mmdfw.posterior_across(mmdfw.Logistic(3), x[mine], y[mine], chunk_size=16)
+if float(dies_after):
+    threading.Timer(float(dies_after), os.kill, (os.getpid(), signal.SIGKILL)).start()
+begun, key, found = time.perf_counter(), jax.random.key(0), {}
+settings = dict(num_particles=6, max_refinement_steps=25, checkpoint=checkpoint or None)
+fitted = mmdfw.fit(key, target, **settings)
+found |= dict(fit=fitted.positions, weights=fitted.weights, took=time.perf_counter() - begun)
+if not checkpoint:
+    short = dict(num_particles=4, particles_per_step=2, first_steps=40, later_steps=20, batch_size=30)
+    model = mmdfw.fit_model(key, target, **short)
+    start = mmdfw.Logistic(3).sample_prior(key)
+    draws = mmdfw.nuts(key, target, start, num_draws=4, num_chains=2, num_warmup=4)
+    found |= dict(fit_model=model.positions, nuts=draws.positions)
+    if num > 1:
+        for call in (lambda: mmdfw.fit(key, target, seconds=5.0), lambda: mmdfw.nuts(key, target, start, cache="x")):
+            try:
+                call()
+            except ValueError as problem:
+                print(problem)
+np.savez(f"{out}-{place}.npz", **found)
+"""
 
-def look(particles, weights):
-    print("particle", len(weights), flush=True)
-    if place == 1 and len(weights) == int(dies_at):
-        os._exit(9)
-    return {"n": len(weights)}
 
-settings = dict(num_particles=6, num_starts=2, num_steps=10)
-if int(dies_at):
-    np.save(f"{out}-whole-{place}.npy", fit_across(jax.random.key(0), target, **settings).positions)
-result = fit_across(jax.random.key(0), target, checkpoint=checkpoint, monitor=look, **settings)
-np.save(f"{out}-{place}.npy", result.positions)
-""".replace("DATA", DATA)
+PATIENCE = 900  # seconds: a busy machine is no failure
 
 
 def free_port():
@@ -267,58 +272,179 @@ def free_port():
         return s.getsockname()[1]
 
 
-def launch(out, checkpoint, dies_at):
-    "Start two processes, wait for both: what they said, their return codes, how long the first outlived the second."
+class Ended(NamedTuple):
+    "How processes ended."
+
+    codes: list
+    said: list  # what each printed, and its errors
+    outlived: float  # seconds from the first end to the last
+
+
+def launch(num, out, checkpoint="", victim=None, dies_after=0.0):
+    "Start processes, one of which may die, and wait for all."
     env, port = environment(XLA_FLAGS="--xla_backend_optimization_level=0"), str(free_port())
+    settings = lambda i: [str(num), port, str(out), str(checkpoint), str(dies_after if i == victim else 0)]
+    files = [open(f"{out}-{i}.txt", "w+") for i in range(num)]
+    each = [
+        subprocess.Popen([sys.executable, "-c", TOGETHER, str(i), *settings(i)], env=env, stdout=file, stderr=file)
+        for i, file in enumerate(files)
+    ]
+    ended: dict = {}
+    try:
+        limit = time.monotonic() + PATIENCE
+        while len(ended) < num and time.monotonic() < limit:
+            ended |= {i: time.monotonic() for i, one in enumerate(each) if i not in ended and one.poll() is not None}
+            time.sleep(0.05)
+    finally:
+        for process in each:
+            process.kill()
+            process.wait()
+        for file in files:
+            file.close()
+    said = [open(f"{out}-{i}.txt").read() for i in range(num)]
+    assert len(ended) == num, said
+    return Ended([one.returncode for one in each], said, max(ended.values()) - min(ended.values()))
+
+
+def results(num, out):
+    "What each process has found."
+    return [dict(np.load(f"{out}-{i}.npz")) for i in range(num)]
+
+
+MANY = int(os.environ.get("MMDFW_LOSSES", "1"))
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    "One process, two, and where there is time four: what each has found, by their number."
+    folder = tmp_path_factory.mktemp("processes")
+    runs = {}
+    for num in (1, 2, 4) if MANY > 1 else (1, 2):
+        ended = launch(num, folder / f"whole{num}")
+        assert ended.codes == [0] * num, ended.said
+        runs[num] = results(num, folder / f"whole{num}"), ended
+    return runs
+
+
+@pytest.mark.parametrize("num", (2, 4) if MANY > 1 else (2,))
+def test_several_processes_find_what_one_finds(runs, num):
+    (alone,), each = runs[1][0], runs[num][0]
+    for other in each[1:]:  # to the last bit
+        assert all(np.array_equal(other[name], each[0][name]) for name in ("fit", "weights", "fit_model", "nuts"))
+    assert alone["fit"].shape == (6, 5) and alone["nuts"].shape == (8, 5)
+    assert_close(each[0]["fit"], alone["fit"], rtol=1e-6, atol=1e-6)
+    assert_close(each[0]["weights"], alone["weights"], rtol=1e-6, atol=1e-6)
+    assert_close(each[0]["fit_model"], alone["fit_model"], rtol=1e-7, atol=1e-9)
+    assert_close(each[0]["nuts"], alone["nuts"], rtol=1e-5, atol=1e-7)  # longer chains part: rounding doubles
+
+
+def test_what_one_process_alone_would_decide_is_refused(runs):
+    for said in runs[2][1].said:
+        assert "seconds=5.0 cannot be kept by several processes" in said and "cache='x' needs all rows" in said
+
+
+@pytest.mark.parametrize("seed", range(MANY))
+def test_a_death_at_a_random_moment(runs, tmp_path, seed):
+    "The others end with a clear error, and as many processes or fewer go on from the checkpoint."
+    draw, whole = random.Random(seed), runs[2][0][0]
+    victim, moment = draw.randrange(2), draw.uniform(0.0, float(whole["took"]))
+    checkpoint, survivor = tmp_path / "run.ckpt", 1 - victim
+    ended = launch(2, tmp_path / "cut", checkpoint, victim, moment)
+    if ended.codes[victim] == 0:  # it was quicker this time, and had ended already
+        assert ended.codes == [0, 0]
+    else:
+        assert ended.codes[victim] == -9
+        told = ended.said[survivor]
+        clear = "ProcessLost: process" in told and f"the run goes on from {checkpoint}" in told
+        assert clear or "another task died" in told, told[-3000:]
+        assert ended.codes[survivor] not in (0, None) and ended.outlived < 30
+    print(f"process {victim} lost after {moment:.1f} of {whole['took']:.1f} s", end=": ")
+    print("checkpoint" if checkpoint.exists() else "no checkpoint yet", f"the other ended {ended.outlived:.1f} s later")
+    num = 2 - seed % 2
+    again = launch(num, tmp_path / "again", checkpoint)
+    assert again.codes == [0] * num, again.said
+    for one in results(num, tmp_path / "again"):
+        close = dict(rtol=0) if num == 2 else dict(rtol=1e-6, atol=1e-6)
+        assert_close(one["fit"], whole["fit"], **close)
+
+
+# As Slurm starts them
+
+SLURM = {"SLURM_JOB_ID": "4711", "SLURM_STEP_NODELIST": "node[017-018,020],big1", "SLURM_NTASKS": "3"}
+
+
+READ = """
+import json
+from jax._src import distributed
+from mmdfw._runs import join_processes
+given = {}
+
+def client(address, place, **settings):
+    given.update(address=address, place=place, **settings)
+    raise KeyError("far enough")
+
+distributed._jax.get_distributed_runtime_client = client  # nobody is called
+try:
+    join_processes()
+except KeyError:
+    print(json.dumps(given | dict(num=distributed.global_state.num_processes)))
+"""
+
+
+def test_what_is_read_of_slurm():
+    "JAX parses Slurm's variables; what `join_processes` makes of them is the address, the number and the place."
+    env = environment(**SLURM, SLURM_PROCID="2", SLURM_LOCALID="1")
+    out = subprocess.run([sys.executable, "-c", READ], env=env, capture_output=True, text=True, timeout=100)
+    assert out.returncode == 0, out.stderr
+    given = json.loads(out.stdout)
+    assert given["address"] == f"node017:{4711 % 4096 + 65535 - 4095}"
+    assert (given["place"], given["num"], given["heartbeat_timeout"]) == (2, 3, 15)
+
+
+def test_no_scheduler_is_said(monkeypatch):
+    from jax._src import distributed
+    from mmdfw._runs import join_processes
+
+    for name in [name for name in os.environ if name.startswith(("SLURM_", "OMPI_", "PMI", "JAX_COORD"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(distributed.xla_bridge, "backends_are_initialized", lambda: False)
+    with pytest.raises(ValueError, match="--across found no scheduler"):
+        join_processes()
+
+
+def test_the_command_line_across_processes(tmp_path):
+    "Two processes with Slurm's variables fit one table; the first alone prints and writes."
+    port = str(free_port())
+    slurm = SLURM | {"SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": "2", "JAX_COORDINATOR_PORT": port}
+    command = [sys.executable, "-m", "mmdfw", "fit", "--across", "--data", "diabetes", "--out", str(tmp_path / "run")]
+    command += ["--particles", "4", "--first-steps", "60", "--later-steps", "20", "--hidden", "3"]
     each = [
         subprocess.Popen(
-            [sys.executable, "-c", FIT, str(i), port, str(checkpoint), str(dies_at), str(out)],
-            env=env,
+            command,
+            env=environment(**slurm, SLURM_PROCID=str(i), SLURM_LOCALID=str(i), JAX_ENABLE_X64="0"),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
         for i in range(2)
     ]
-    try:
-        second = each[1].communicate(timeout=150)
-        begun = time.perf_counter()
-        return (
-            [each[0].communicate(timeout=60), second],
-            [process.returncode for process in each],
-            time.perf_counter() - begun,
-        )
-    finally:
-        for process in each:
-            process.kill()
+    said = [process.communicate(timeout=PATIENCE) for process in each]
+    assert [process.returncode for process in each] == [0, 0], said
+    assert "4 particles" in said[0][0] and "Written:" in said[0][0]
+    assert [line for line in said[1][0].splitlines() if "Gloo" not in line] == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.json", "run.npz", "run.png"]
+    again = [*command[:3], "fit", "--resume", str(tmp_path / "run")]
+    refused = subprocess.run(again, env=environment(), capture_output=True, text=True, timeout=100)
+    assert refused.returncode == 1 and "was fitted by 2 processes" in refused.stderr
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    "Two processes that fit once, and a second time until one of them dies; then the same two, started again."
-    folder = tmp_path_factory.mktemp("processes")
-    return folder, launch(folder / "cut", folder / "run.npz", 4), launch(folder / "again", folder / "run.npz", 0)
-
-
-def test_two_processes_find_what_one_finds(runs, on_devices):
-    alone = np.array(on_devices[2])
-    assert alone.shape == (6, 5)
-    for place in (0, 1):
-        assert_close(np.load(runs[0] / f"cut-whole-{place}.npy"), alone, rtol=1e-7, atol=1e-9)
-
-
-def test_a_death_ends_the_other_with_a_clear_error(runs):
-    folder, (((said, error), _), codes, outlived), _ = runs
-    assert codes[1] == 9 and codes[0] != 0
-    said_so = "ProcessLost: process 0 of 2 has lost another one" in error and "the run goes on from" in error
-    assert said_so, error[-3000:]
-    assert outlived < 40 and not (folder / "cut-0.npy").exists()  # the heartbeat's limit is 10 seconds
-    assert "particle 3" in said and "particle 6" not in said
-
-
-def test_the_checkpoint_goes_on(runs, on_devices):
-    folder, _, (((said, error), _), codes, _) = runs
-    assert codes == [0, 0], error[-3000:]
-    assert "particle 4" not in said and "particle 6" in said  # it did not begin anew
-    for place in (0, 1):
-        assert_close(np.load(folder / f"again-{place}.npy"), np.array(on_devices[2]), rtol=1e-7, atol=1e-9)
+def test_importing_computes_nothing():
+    "So `jax.distributed.initialize` may come after `import mmdfw`, and after all that the command line imports."
+    look = (
+        "import mmdfw; [getattr(mmdfw, name) for name in mmdfw.__all__]; import mmdfw._runs; from mmdfw.cli import "
+        "make_parser; make_parser().parse_args(['fit', '--across']); from jax._src import xla_bridge; "
+        "assert not xla_bridge.backends_are_initialized(); import jax; jax.devices(); "
+        "assert xla_bridge.backends_are_initialized()"
+    )
+    out = subprocess.run([sys.executable, "-c", look], env=environment(), capture_output=True, text=True, timeout=100)
+    assert out.returncode == 0, out.stderr

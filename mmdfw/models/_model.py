@@ -13,6 +13,7 @@ import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int, Num
 from mmdfw._checks import GrowthStopped, check_count, check_kind, pytree_dataclass, static, warn_user
+from mmdfw._processes import local
 from mmdfw._trust import Finding
 from mmdfw._target import Density, Target, as_target, layout_of
 from mmdfw.models._scores import Regression, Task
@@ -121,6 +122,24 @@ def check_numbers(name: str, a: np.ndarray):
     if len(bad):
         raise ValueError(f"{name} holds NaN or infinite entries in {len(bad)} rows, the first: {bad[:5].tolist()}")
 
+# %% ../../nbs/library/70_model.ipynb #70d10002
+def mixed(bits: jax.Array) -> jax.Array:
+    "Bits well shaken: whole numbers that differ a little become such as differ much."
+    bits = (bits ^ (bits >> 16)) * np.uint32(0x7FEB352D)
+    bits = (bits ^ (bits >> 15)) * np.uint32(0x846CA68B)
+    return bits ^ (bits >> 16)
+
+
+@jax.jit
+def digest_rows(x: jax.Array, y: jax.Array, mask: jax.Array) -> jax.Array:  # (..., d), (...), (...) -> uint32
+    "A number that tells rows from others, in whatever order and place they are."
+    rows = jnp.concatenate([x, y[..., None]], -1)
+    bits = jax.lax.bitcast_convert_type(rows, jnp.uint32)
+    bits = bits.reshape(*rows.shape[:-1], -1)
+    column = jnp.arange(1, bits.shape[-1] + 1, dtype=jnp.uint32)
+    each = mixed(jnp.sum(mixed(bits + column * np.uint32(0x9E3779B9)), -1, dtype=jnp.uint32))
+    return jnp.sum(jnp.where(mask > 0, each, 0), dtype=jnp.uint32)
+
 # %% ../../nbs/library/70_model.ipynb #5bb7c13e
 @pytree_dataclass
 class Posterior(Density):
@@ -135,6 +154,7 @@ class Posterior(Density):
     mesh: Any = static(None)  # devices that the chunks are spread over
     batch_size: int = static(100)  # rows of a minibatch
     columns: tuple | None = static(None)  # names of the columns of x, where they have names
+    shares: Any = static(None)  # rows of each process, where several processes gave them
 
     def __call__(self, params):
         return self.model.log_prior(params) + self.scale * likelihood_sum(self, params)
@@ -162,6 +182,18 @@ class Posterior(Density):
             return prior
         return jnp.concatenate([prior, row_likelihoods(self.model, params, self.x[0, :64], self.y[0, :64])])
 
+    def first_position(self, key):
+        "A draw from the prior, or from what stands in for it."
+        return self.model.sample_prior(key)
+
+    def stand_in(self):
+        "Rows that are spread: how many and a digest, and the same model on a row of zeros."
+        if self.mesh is None:
+            return self, ()
+        x, y = np.zeros((1, 1, self.x.shape[-1]), self.x.dtype), np.zeros((1, 1), self.y.dtype)
+        one = Posterior(self.model, x, y, np.ones_like(y), 1, self.scale, None, self.batch_size)
+        return one, (np.asarray(self.num_rows), local(digest_rows(self.x, self.y, self.mask)))
+
     def feed(self, batches):
         "Rows from an iterator of (x, y), so many batches at a time."
         return lambda num: stack_batches(batches, num, self.model)
@@ -172,7 +204,16 @@ class Posterior(Density):
 
     def take(self, numbers):  # -> (..., d), (...)
         "Rows by their numbers."
-        return self.x.reshape(-1, self.x.shape[-1])[numbers], self.y.reshape(-1)[numbers]
+        places = self.places(numbers)
+        return self.x.reshape(-1, self.x.shape[-1])[places], self.y.reshape(-1)[places]
+
+    def places(self, numbers):
+        "Where rows lie among all that are there: each process fills up its share to the length of the longest."
+        if self.shares is None:
+            return numbers
+        ends, room = np.cumsum(self.shares), self.y.size // len(self.shares)
+        shifts = jnp.asarray(np.arange(len(ends)) * room - ends + np.asarray(self.shares))
+        return numbers + shifts[jnp.searchsorted(ends, numbers, side="right")]
 
     def rows(self):  # -> (R, d), (R,), on the host: a sharded axis cannot be cut
         x, y = np.asarray(self.x), np.asarray(self.y)
@@ -229,26 +270,35 @@ def check_model(target: Posterior):
         ) from problem
 
 # %% ../../nbs/library/70_model.ipynb #b3d7b536
+def rows_by_number(posterior: Posterior, numbers: np.ndarray) -> tuple:  # (k, d), (k,)
+    "A few rows, the same for every device and every process that has some of them."
+    if posterior.mesh is None:
+        x, y = posterior.rows()
+        return x[numbers], y[numbers]
+    everywhere = NamedSharding(posterior.mesh, PartitionSpec())
+    return jax.jit(lambda p, numbers: p.take(numbers), out_shardings=everywhere)(posterior, numbers)
+
+
 def against_constant(posterior: Posterior, particles, weights, most: int = 2000) -> tuple:  # of Finding
     "How much less probable rows are than under the best constant: negative where a model has learnt something."
-    if type(posterior.model).predict is Model.predict or posterior.mesh is not None:
+    if type(posterior.model).predict is Model.predict:
         return ()
-    x, y = posterior.rows()
-    some = np.linspace(0, len(y) - 1, min(len(y), most)).astype(int)
-    constant = posterior.model.task.constant_score(y[some])
-    if len(np.unique(y[some])) < 2:
+    rows = posterior.num_rows
+    x, y = map(np.asarray, rows_by_number(posterior, np.linspace(0, rows - 1, min(rows, most)).astype(int)))
+    constant = posterior.model.task.constant_score(y)
+    if len(np.unique(y)) < 2:
         words = "the target is the same for all rows: there is nothing to learn from them"
         return (Finding("targets that are all the same", 1.0, 0.5, np.inf, words),)
     if np.isnan(constant):
         return ()
     try:
-        predictive = posterior.model.predict(particles, jnp.asarray(weights), jnp.asarray(x[some]))
+        predictive = posterior.model.predict(particles, jnp.asarray(weights), jnp.asarray(x))
     except ValueError as problem:  # what a predictive distribution refuses
         words = f"no prediction can be made of the training rows ({problem}): take a smaller learning_rate"
         return (Finding("predictions that are not finite", 1.0, 0.0, 0.5, words),)
     if not hasattr(predictive, "log_likelihood"):  # a model of the user's own may predict in its own way
         return ()
-    told = predictive.log_likelihood(y[some])
+    told = predictive.log_likelihood(y)
     loss = constant - float(np.mean(np.asarray(told, float)))
     words = (
         "predictions of the training rows are no better than one constant for all: the networks may have fallen to "

@@ -192,9 +192,9 @@ class BatchOracle(Oracle):
         "A minibatch by its row numbers."
         return self.target.function.take(numbers)
 
-    def scores(self, positions, x, y):  # -> (B, d), (B,) bool
+    def scores(self, positions, *batch):  # -> (B, d), (B,) bool
         "Scores of the flock on one minibatch, and whether each is finite."
-        found = self.estimates(positions, x, y)[1]
+        found = self.estimates(positions, *batch)[1]
         return found, jnp.all(jnp.isfinite(found), 1)
 
     def estimates(self, positions, x, y):  # -> (B,), (B, d)

@@ -18,6 +18,7 @@ from mmdfw._checkpoint import NOT_KEPT, Checkpoint, open_checkpoint, owner_of, w
 from mmdfw._checks import check_count, check_positive, pytree_dataclass, show_progress, warn_user
 from mmdfw._files import cached, program_digest
 from mmdfw._later import later
+from mmdfw._processes import check_agreement, leads, local, spans, together
 from mmdfw._target import Target, as_target, check_key, check_position, values_and_scores
 from mmdfw.embeddings._gaussian import GaussianApproximation
 from mmdfw.kernels._kernel import from_units
@@ -402,6 +403,8 @@ def nuts(
     if not 0 < target_acceptance < 1:
         raise ValueError(f"target_acceptance must lie between 0 and 1, got {target_acceptance!r}")
     target = as_target(logdensity_fn, position)
+    if cache is not None and spans(target):
+        raise ValueError(f"cache={cache!r} needs all rows in one process, and here they lie in several: leave it out")
     starts = chain_starts(start_key, target, num_chains, spread, gaussian)
     chosen: dict[str, Any] = dict(
         num_draws=num_draws, num_warmup=num_warmup, dense=bool(dense), target_acceptance=float(target_acceptance)
@@ -411,16 +414,21 @@ def nuts(
 
     def compute():
         check_starts(target, starts)
-        show = show_progress(progress)
+        show = show_progress(progress) and leads(target)
         with open_checkpoint(checkpoint, owner) as parts:
             found = run_chains(target, run_key, starts, **chosen, gaussian=gaussian, progress=show, kept=parts)
+        found = local(found)
+        if spans(target):
+            check_agreement("the draws", found["draws"])
         looks = 2 * num_chains  # at the starts
         return found | {"evaluations": found["evaluations"] + looks} | diagnose(found["draws"])
 
     settings = dict(sampler="nuts", key=run_key, starts=starts) | chosen
     if gaussian is not None:
         settings |= dict(mean=gaussian.mean, root=gaussian.root)
-    return as_draws(kept(cache, settings, Target.logdensity, target, (starts[0],), compute, folder), target, "nuts")
+    with together(target):
+        found = kept(cache, settings, Target.logdensity, target, (starts[0],), compute, folder)
+        return as_draws(found, target, "nuts")
 
 # %% ../../nbs/library/77_chains.ipynb #e81d4530
 def run_langevin(
