@@ -106,7 +106,8 @@ def at_widths(guesses: list, factors, parts) -> GaussianMixture:  # guesses: of 
     "Gaussians at several widths, with parts of the mass of each; how much each has, its evidence bound says."
     bounds = np.array([guess.bound for guess in guesses])
     weights = np.maximum(softmax(bounds), 0.1 / len(bounds))
-    full = [guess.root if np.ndim(guess.root) == 2 else np.diag(guess.root) for guess in guesses]
+    widths_alone = lambda root: np.ndim(root) == 1 and len(root) <= FULL_METRIC
+    full = [np.diag(guess.root) if widths_alone(guess.root) else guess.root for guess in guesses]
     means = np.stack([guess.mean for guess in guesses for _ in factors])
     roots = np.stack([factor * root for root in full for factor in factors])
     return GaussianMixture(np.outer(weights / weights.sum(), parts).ravel() / np.sum(parts), means, roots)

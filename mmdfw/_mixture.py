@@ -31,7 +31,7 @@ class GaussianMixture:
 
     weights: Float[Array | np.ndarray, " k"]  # positive, summing to one
     means: Float[Array | np.ndarray, "k d"]
-    roots: Float[Array | np.ndarray, "k d d"]  # lower Cholesky factors of the covariances
+    roots: Any  # (k, d, d): lower Cholesky factors of the covariances; the ladder's, in hundreds of dimensions: widths
 
     @jax.jit  # else each operation is compiled by itself
     def logdensity(self, x: Float[Array, " d"]) -> Float[Array, ""]:

@@ -58,6 +58,8 @@ def sobol_cells(rng: np.random.Generator, num: int, d: int) -> np.ndarray:  # (n
     "Scrambled Sobol points, on the grid of 2^30 cells to a side that they live on."
     from scipy.stats import qmc  # here, because it takes half as long to import as JAX
 
+    if d > qmc.Sobol.MAXDIM:  # 21,201 dimensions: beyond, independent points
+        return rng.integers(2**BITS, size=(num, d))
     # a number: a generator would be copied each time
     sobol = qmc.Sobol(d, scramble=True, bits=BITS, rng=int(rng.integers(2**62)))
     return (sobol.random_base2(int(num - 1).bit_length())[:num] * 2**BITS).astype(np.int64)
@@ -100,14 +102,18 @@ def sobol_mixture(
     shifts = rng.integers(2**BITS, size=means.shape)
     streams = normal_of(np.concatenate([cells[:n] ^ shift for n, shift in zip(shares, shifts)]))
     each = np.split(streams, np.cumsum(shares)[:-1])
-    return np.concatenate([m + z @ root.T for m, z, root in zip(means, each, roots)])
+    stretched = lambda z, root: z * root if root.ndim == 1 else z @ root.T
+    return np.concatenate([m + stretched(z, root) for m, z, root in zip(means, each, roots)])
 
 # %% ../../nbs/theory/22_cloud.ipynb #d23101f6
 def component_logs(mixture: GaussianMixture, points: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n k"]:
     "Log of weight times density, of each point under each component."
     weights, means, roots = map(np.asarray, (mixture.weights, mixture.means, mixture.roots))
-    inverses, middle = np.linalg.inv(roots), np.mean(means, 0)  # near to all: digits are kept
     k, d = means.shape
+    if roots.ndim == 2:  # widths alone, in thousands of dimensions
+        squares = np.stack([np.sum(((points - m) / width) ** 2, 1) for m, width in zip(means, roots)], 1)
+        return np.log(weights) - np.sum(np.log(roots), 1) - 0.5 * d * np.log(2 * np.pi) - 0.5 * squares
+    inverses, middle = np.linalg.inv(roots), np.mean(means, 0)  # near to all: digits are kept
     shift = np.einsum("kij,kj->ik", inverses, means - middle).ravel()
     z = (points - middle) @ inverses.transpose(1, 0, 2).reshape(d * k, d).T - shift
     volume = np.sum(np.log(np.diagonal(roots, axis1=1, axis2=2)), 1) + 0.5 * d * np.log(2 * np.pi)

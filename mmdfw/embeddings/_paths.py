@@ -107,13 +107,27 @@ def best_along(
 # %% ../../nbs/theory/24_paths.ipynb #c56045e3
 def slopes_across(target: Target, mean: np.ndarray, root: Any) -> tuple:  # -> (d, d) or (d,), (d,)
     "How slopes fall a standard deviation to either side of a mean, and their mean, in the coordinates of the root."
-    steps = np.diag(root) if root.ndim == 1 else root.T
+    if root.ndim == 1:
+        parts = np.array_split(np.arange(len(mean)), -(-len(mean) // MOST_AXES))
+        found = [slopes_along(target, mean, root, axes) for axes in parts]
+        sums = np.sum([sides.sum((0, 1)) for sides in found], 0)
+        falls = [(back - there)[np.arange(len(axes)), axes] / 2 for (there, back), axes in zip(found, parts)]
+        return np.concatenate(falls), sums / (2 * len(mean))
+    there, back = slopes_along(target, mean, root, np.arange(len(mean)))
+    falls = (back - there) / 2
+    return (falls + falls.T) / 2, np.mean((there + back) / 2, 0)
+
+
+MOST_AXES = 256  # that are looked at together: slopes along all of ten thousand would take gigabytes
+
+
+def slopes_along(target: Target, mean: np.ndarray, root: Any, axes: np.ndarray) -> np.ndarray:  # (2, axes, d)
+    "Slopes a standard deviation to either side of a mean, along some axes of the root, in its coordinates."
+    steps = root[axes, None] * (np.arange(len(mean)) == axes[:, None]) if root.ndim == 1 else root.T[axes]
     points = np.concatenate([mean + steps, mean - steps]).astype(target.dtype)
     logs, scores = (np.asarray(array, float) for array in values_and_scores(target, points))
     slopes = stretch(root.T, np.where(np.isfinite(logs)[:, None], scores, np.nan))
-    there, back = slopes[: len(mean)], slopes[len(mean) :]
-    falls = (back - there) / 2
-    return (np.diagonal(falls) if root.ndim == 1 else (falls + falls.T) / 2), np.mean(slopes, 0)
+    return slopes.reshape(2, len(axes), len(mean))
 
 
 def lower_root(root: Float[np.ndarray, "d d"]) -> Float[np.ndarray, "d d"]:
