@@ -32,6 +32,7 @@ BROKEN = (  # what reading a damaged file may raise
     IndexError,
     pd.errors.ParserWarning,
 )
+EXACT = {} if int(pd.__version__.split(".")[0]) >= 3 else {"float_precision": "round_trip"}  # every digit as written
 LIMIT = 2**30  # bytes of content; the largest published file, Year, has less than half
 
 
@@ -100,7 +101,7 @@ def read_csv(path: Path) -> pd.DataFrame:
     names = check_header([name.strip() for name in next(row for row in rows if row)])
     with warnings.catch_warnings():
         warnings.simplefilter("error", pd.errors.ParserWarning)
-        return pd.read_csv(io.BytesIO(text), low_memory=False, **(options | dict(header=0, names=names)))
+        return pd.read_csv(io.BytesIO(text), low_memory=False, **EXACT, **(options | dict(header=0, names=names)))
 
 # %% ../../nbs/library/62_read.ipynb #dae79270
 def read_arrays(path: Path) -> tuple:  # x, and y or None
