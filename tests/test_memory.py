@@ -23,6 +23,7 @@ def programs():
     return len(jax.devices()[0].client.live_executables())
 
 
+@pytest.mark.filterwarnings("ignore:this result is")
 def test_fits_of_fresh_functions_leave_nothing_behind(monkeypatch):
     "Every one compiles anew; what was compiled for those that are gone is released each time that five have gone."
     monkeypatch.setattr(_target, "FORMS", 4)
@@ -103,6 +104,7 @@ def peak_of(call):
         tracemalloc.stop()
 
 
+@pytest.mark.filterwarnings("ignore:this result is")
 def test_compress_on_the_host():
     "The draws and their copies; 2,000 draws come without a compiler."
     m, d = 2000, 100
