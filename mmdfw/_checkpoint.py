@@ -223,7 +223,7 @@ def _warn_once(checkpoint: Checkpoint, problem: OSError):
     "That the file could not be written, and that the run goes on."
     if not checkpoint.warned:
         checkpoint.warned = True
-        there = "its last good state stays there" if checkpoint.path.exists() else "so far there is none"
+        there = "its last good state stays there" if Path(str(checkpoint.path)).exists() else "so far there is none"
         warn_user(
             f"the checkpoint {checkpoint.path} could not be written ({problem.strerror or problem}): the run goes on, "
             f"{there}, and writing is tried again every so often"

@@ -256,7 +256,10 @@ def compress(
         pool, box = draw_pool(embedding, pool_size), None
         oracle = PoolOracle(pool, replace=False)
         if points == "free":
-            oracle, box = GradientOracle(pool, scale=kernel.unit), np.stack([jnp.min(flat, 0), jnp.max(flat, 0)])
+            oracle, box = (
+                GradientOracle(pool, scale=embedding.kernel.unit),
+                np.stack([jnp.min(flat, 0), jnp.max(flat, 0)]),
+            )
         parts = Components(kernel, embedding, oracle, step_rule)
         moves = refine and points == "free", max_refinement_steps, target is not None
         name = in_words(looked, embedding)

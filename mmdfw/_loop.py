@@ -805,8 +805,9 @@ def grow(
     ended = ended == until.most
     watch.begin(until, int(state.particles.count))
     try:
-        for _ in range(watch.fed):  # rows that were taken before an accident
-            feed(parts.oracle.piece)
+        if feed is not None:
+            for _ in range(watch.fed):  # rows that were taken before an accident
+                feed(parts.oracle.piece)
         while not (ended or until.reached(state, infos[-1] if infos else None, watch.spent)):
             parts, state, info = _grow_once(key, parts, state, until, watch, feed)
             infos.append(info)

@@ -117,11 +117,9 @@ def rows_in_words(loaded: Loaded) -> dict:
 
 def write_run(loaded: Loaded, result: Result, out, across: bool = False) -> dict:
     "Particles as .npz, metrics as .json, a figure as .png; by the first process, where there are several."
-    files, notes = (
-        run_files(out),
-        {"job": loaded.job._asdict(), "rows": rows_in_words(loaded)}
-        | ({"across": jax.process_count()} if across else {}),
-    )
+    files = run_files(out)
+    notes = {"job": loaded.job._asdict(), "rows": rows_in_words(loaded)}
+    notes |= {"across": jax.process_count()} if across else {}
     result.save(files[0], notes=notes)  # a call of all processes
     if not leads(result.target):
         return {}
