@@ -124,7 +124,7 @@ package: setup  ## build wheel and sdist into dist/, and check what the package 
 # The oldest and the newest versions that settings.ini allows; needs uv. OLDEST and NEWEST name the interpreters.
 OLDEST ?= python3.11
 NEWEST ?= python3.13
-END_TESTS ?= tests/test_target.py tests/test_supports.py tests/test_ecosystem.py tests/test_cli.py tests/test_imports.py
+END_TESTS ?= tests/test_target.py tests/test_supports.py tests/test_ecosystem.py tests/test_cli.py tests/test_data.py tests/test_imports.py
 ends:  ## test with the oldest and with the newest versions of Python, JAX, Flax, NumPyro, ArviZ that are allowed
 	@for end in oldest:$(OLDEST):lowest-direct newest:$(NEWEST):highest; do \
 		name=$${end%%:*}; rest=$${end#*:}; env=.ends/$$name; \

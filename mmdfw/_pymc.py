@@ -13,6 +13,20 @@ from mmdfw._checks import pytree_dataclass, static
 from mmdfw._later import needed
 from mmdfw._target import Density, Program, Target, as_density, layout_of, ravel, traced
 
+# %% ../nbs/library/88_pymc.ipynb #3be68a5c
+def keep_precision(load: Callable):
+    "Call what switches JAX to 64 bits for good, and switch back: in a thread, which no `with` around the call reaches."
+
+    def loaded():
+        before = jax.config.jax_enable_x64
+        try:
+            load()
+        finally:
+            jax.config.update("jax_enable_x64", before)
+
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(loaded).result()
+
 # %% ../nbs/library/88_pymc.ipynb #b212beee
 @pytree_dataclass
 class PyMCModel(Density):
@@ -67,20 +81,6 @@ def len_of(particles: Any) -> int:
     return len(jax.tree.leaves(particles)[0])
 
 # %% ../nbs/library/88_pymc.ipynb #3be68a5a
-def keep_precision(load: Callable):
-    "Call what switches JAX to 64 bits for good, and switch back: in a thread, which no `with` around the call reaches."
-
-    def loaded():
-        before = jax.config.jax_enable_x64
-        try:
-            load()
-        finally:
-            jax.config.update("jax_enable_x64", before)
-
-    with ThreadPoolExecutor(1) as thread:
-        thread.submit(loaded).result()
-
-
 def compiled_graph(inputs: list, outputs: list) -> Any:  # -> a function of arrays that gives a list
     "A PyTensor graph as a JAX function."
     return needed("pymc.sampling.jax", "from_pymc").get_jaxified_graph(inputs=inputs, outputs=outputs)

@@ -25,12 +25,6 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = (".ipynb", ".md")
 
 
-def slug(heading: str) -> str:
-    "The anchor that Quarto gives to a heading."
-    text = re.sub(r"[^\w\s.-]", "", heading.lower())
-    return re.sub(r"\s+", "-", re.sub(r"^[^a-z]+", "", text.strip()))
-
-
 def sections(config: dict) -> list:
     "(heading or None, pages) as the sidebar of _quarto.yml has them; every page must be there."
     found = [(None, [])]
@@ -194,7 +188,7 @@ def with_sphinx(config: dict, found: list, processed: Path, out: Path) -> int:
         nb_code_prompt_hide="How it is done",
         nb_render_markdown_format="myst",
         myst_heading_anchors=4,
-        myst_heading_slug_func="make_site.slug",
+        myst_heading_slug_func="pages.slug",
         myst_enable_extensions=["dollarmath", "amsmath"],
         myst_dmath_double_inline=True,
         suppress_warnings=["myst.header"],
@@ -228,7 +222,7 @@ def read_page(file: Path) -> tuple:  # -> title, description, text
         if cell["cell_type"] == "code":
             chosen, code = options(source)
             source = f"```python\n{code.strip()}\n```" if chosen.get("echo") is not False and code.strip() else ""
-        parts.append(source)
+        parts.append("" if source.startswith('<div class="thumbnails">') else source)
     return front["title"], front.get("description", ""), "\n\n".join(filter(None, parts))
 
 

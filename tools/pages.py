@@ -5,6 +5,7 @@ whose files name the notebooks that they come from.
 """
 
 import ast
+import html
 import json
 import posixpath
 import re
@@ -242,6 +243,26 @@ def lead(page: str, public: dict) -> list:
     return [markdown("For you to call:\n\n" + "\n".join(lines))] if lines else []
 
 
+def slug(heading: str) -> str:
+    "The anchor that Quarto gives to a heading."
+    text = re.sub(r"[^\w\s.-]", "", heading.lower())
+    return re.sub(r"\s+", "-", re.sub(r"^[^a-z]+", "", text.strip()))
+
+
+def thumbnails(notebook: dict) -> list:
+    "A page of pictures, at its head: each of them small, with a link to the section that it stands in."
+    heading, made = "", []
+    for cell in notebook["cells"]:
+        source = "".join(cell["source"])
+        heading = source[3:].split("\n")[0] if source.startswith("## ") else heading
+        words = re.search(r'^#\| fig-alt: "(.*)"$', source, re.M)
+        for output in cell.get("outputs", ()) if words else ():
+            png = "".join(output.get("data", {}).get("image/png", "")).replace("\n", "")
+            image = f'<img alt="{html.escape(words[1])}" src="data:image/png;base64,{png}">'
+            made += [f'<a href="#{slug(heading)}">{image}{html.escape(heading)}</a>'] if png else []
+    return [markdown('<div class="thumbnails">\n' + "\n".join(made) + "\n</div>")]
+
+
 def processed(notebook: dict, page: str, public: dict, entry) -> dict:
     "A notebook as a page: front matter, lead, documentation, and text with links."
     made = []
@@ -253,7 +274,7 @@ def processed(notebook: dict, page: str, public: dict, entry) -> dict:
         elif found & {"export", "exporti"}:
             made += exported_cell(source, page, public, entry)
         elif cell["cell_type"] == "markdown":
-            made.append(markdown(source))
+            made += [markdown(source), *(thumbnails(notebook) if (page, i) == ("gallery.ipynb", 1) else [])]
         elif not found & {"hide", "default_exp"}:
             made.append(dict(cell, source=without_directives(source)))
     for cell in made:
