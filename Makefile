@@ -11,7 +11,7 @@ CPU := MPLBACKEND=agg OPENBLAS_NUM_THREADS=1 JAX_PLATFORMS=$${JAX_PLATFORMS-cpu}
 # compiled, and the compiler optimises little but what tools/run_tests.py names; tests/test_compiler.py asks for
 # the optimised programs users run.
 COMPILED := JAX_COMPILATION_CACHE_DIR=$(CURDIR)/.jax_cache JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1 \
-	JAX_DISABLE_MOST_OPTIMIZATIONS=1 XLA_FLAGS="--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1 $$XLA_FLAGS"
+	JAX_DISABLE_MOST_OPTIMIZATIONS=1 XLA_FLAGS="--xla_cpu_parallel_codegen_split_count=1 $$XLA_FLAGS"
 
 # With uv where there is one, else with pip; $(1) names the extra.
 INSTALL = if uv --version >/dev/null 2>&1; then \

@@ -71,7 +71,10 @@ setup(
         **{name: wanted(name) for name in (*ADDED, "pymc", "cuda12", "docs")},
         "all": wanted(*ADDED),
         "tutorials": wanted(*ADDED),
-        "test": [*wanted(*ADDED), *(one for one in wanted("dev") if one.startswith(("pytest", "fastcore")))],
+        "test": [
+            *wanted(*ADDED),
+            *(one for one in wanted("dev") if one.startswith(("pytest", "hypothesis", "fastcore"))),
+        ],
         "peers": wanted("numpyro", "peers"),
         "dev": wanted("dev", *ADDED),
     },

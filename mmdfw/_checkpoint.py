@@ -163,6 +163,12 @@ class Checkpoint:
             self.keep(name, found[0], **given)
         return found[0]
 
+    def stage_of_arrays(self, name: str, compute: Callable) -> Any:
+        "A stage made of what files know no name for: its arrays are kept, its form comes from tracing `compute`."
+        if self.path is None:
+            return compute()
+        return with_leaves(jax.eval_shape(compute), self.stage(name, lambda: jax.tree.leaves(compute())))
+
     def offer(self, **makes: tuple):  # name -> of, function that gives the value
         "What has moved: it is packed when the time to write has come."
         if self.path is not None and not self.stopped:

@@ -10,6 +10,7 @@ import os, sys, warnings
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
+from threading import Lock
 from typing import Any, Iterator, TypeVar, dataclass_transform
 import jax, jax.numpy as jnp, numpy as np
 
@@ -72,7 +73,7 @@ def check_positive(name: str, value) -> Any:  # -> value
 def check_count(name: str, value, at_least: int = 1) -> int:
     "`value` must be a whole number, `at_least` or more."
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < at_least:
-        raise ValueError(f"{name} must be a whole number of at least {at_least}, got {value!r}")
+        raise ValueError(f"{name} must be a whole number of at least {at_least}, got {repr(value)[:200]}")
     return int(value)
 
 
@@ -118,16 +119,30 @@ def _linear_algebra() -> Any:  # a ThreadpoolController
     return ThreadpoolController().select(user_api="blas")
 
 
+_inside, _door = [], Lock()  # what each one inside will put back: nothing but for the first
+
+
 @contextmanager
 def one_thread() -> Iterator[None]:
-    "NumPy's and SciPy's linear algebra without threads; as it was before, afterwards."
-    with _linear_algebra().limit(limits=1):
+    "NumPy's and SciPy's linear algebra without threads; as it was before, once nobody is inside any more."
+    with _door:
+        _inside.append(None if _inside else _linear_algebra().limit(limits=1))
+    try:
         yield
+    finally:
+        with _door:
+            last = _inside.pop()
+            if last is not None:
+                last.restore_original_limits()
 
 # %% ../nbs/core/00_checks.ipynb #f8277dc4
 def check_points(name: str, points) -> jax.Array:
     "A finite floating (n, d) array, n and d at least one."
-    array = as_array(points)
+    try:
+        array = as_array(points)
+    except (TypeError, ValueError):  # words, Python objects, rows of unlike lengths
+        kind = getattr(points, "dtype", type(points).__name__)
+        raise ValueError(f"{name} must hold floating point numbers, (n, d) of them, got {kind}") from None
     if array.ndim != 2 or 0 in array.shape:
         raise ValueError(f"{name} must be an (n, d) array with n, d >= 1, got shape {array.shape}")
     if not jnp.issubdtype(array.dtype, jnp.floating):

@@ -9,6 +9,7 @@ __all__ = ['compress']
 from typing import Any, Callable
 import jax, jax.numpy as jnp, numpy as np
 from jaxtyping import Array, Float, Int
+from mmdfw._checkpoint import Checkpoint, open_checkpoint, owner_of
 from mmdfw._checks import check_choice, check_count, check_kind, show_progress
 from mmdfw._draws import MENDED, Looked, as_source, in_coordinates, look_at_draws
 from mmdfw._loop import Components, Until, as_history, capacity_for, grow, first_state
@@ -113,13 +114,14 @@ def run_compression(
     num_particles: int,
     settle: Callable,
     progress: bool,
+    kept: Checkpoint,
 ) -> Result:
     "Growth from the best single draw, then refinement."
     first = pool.points[jnp.argmax(pool.means**2 / parts.kernel.diagonal(pool.features))]
     # without the oracle, so that all share compiled code
     state = first_state(parts._replace(oracle=None), first[None], capacity_for(1))
-    growth = grow(run.key, parts, state, Until(num_particles), watch_for(target, progress))
-    return finish(growth, as_history(growth.infos), target, run, (), progress, settle)
+    growth = grow(run.key, parts, state, Until(num_particles), watch_for(target, progress, kept=kept))
+    return finish(growth, as_history(growth.infos), target, run, (), progress, settle, kept)
 
 
 def last_look(
@@ -214,6 +216,7 @@ def compress(
     num_landmarks: int
     | None = None,  # that keep more than 16,384 draws; sixteen for each particle if None, 2,048 at least
     max_refinement_steps: int = 300,
+    checkpoint=None,  # file, written every few seconds; the same call goes on from it after an accident
     progress: bool | None = None,  # on in a terminal or notebook if None
 ) -> Result:
     "A few weighted particles whose kernel mean is close to that of many draws."
@@ -227,22 +230,37 @@ def compress(
     if target is not None:
         own = isinstance(target, Target) and target.function.has_own_space
         asked = as_target(target, source.points[0] if own else source.layout.unravel(source.points[0]))
-    looked = look_at_draws(source, weights, None if target is None else asked, debias)
-    (flat, _, num_chains, _, ess), mass = looked.source, looked.mass
-    if effective_size is None and num_chains > 1:
-        effective_size = float(min(np.min(ess), len(flat)))
-    kernel = kernel or kernel_of(flat, mass)
-    num_landmarks = num_landmarks or landmarks_for(num_particles)
-    num_sample = max(pool_size, EXACT_UP_TO)
-    embedding = embed_draws(kernel, flat, mass, effective_size, num_chains, num_landmarks, num_sample)
-    pool, box = draw_pool(embedding, pool_size), None
-    oracle = PoolOracle(pool, replace=False)
-    if points == "free":
-        oracle, box = GradientOracle(pool, scale=kernel.unit), np.stack([jnp.min(flat, 0), jnp.max(flat, 0)])
-    parts = Components(kernel, embedding, oracle, step_rule)
-    settings = refine and points == "free", max_refinement_steps, target is not None
-    name = in_words(looked, embedding)
-    known = None if source.rhat is None else np.stack([source.rhat, source.ess])
-    run = Run(key, looked.evaluations, name, *settings, findings=looked.findings, box=box, source=known)
-    settle = last_look(parts, pool, flat, mass, box, refine)
-    return run_compression(run, parts, pool, asked, num_particles, settle, show_progress(progress))
+    settings = dict(
+        debias=debias,
+        kernel=kernel,
+        points=points,
+        refine=refine,
+        step_rule=step_rule,
+        effective_size=effective_size,
+        pool_size=pool_size,
+        num_landmarks=num_landmarks,
+        max_refinement_steps=max_refinement_steps,
+    )
+    data = source.points, source.num_chains, None if weights is None else np.asarray(weights)
+    owner = lambda: owner_of("compress", key, settings, None if target is None else asked, data)
+    with open_checkpoint(checkpoint, owner) as kept:
+        looked = look_at_draws(source, weights, None if target is None else asked, debias)
+        (flat, _, num_chains, _, ess), mass = looked.source, looked.mass
+        if effective_size is None and num_chains > 1:
+            effective_size = float(min(np.min(ess), len(flat)))
+        kernel = kernel or kept.stage("kernel", lambda: kernel_of(flat, mass))
+        planned = kept.stage("particles", lambda: num_particles)  # a run that grows on has the parts that it began with
+        marks, num_sample = num_landmarks or landmarks_for(planned), max(pool_size, EXACT_UP_TO)
+        embed = lambda: embed_draws(kernel, flat, mass, effective_size, num_chains, marks, num_sample)
+        embedding = kept.stage("embedding", embed, kernel=kernel, points=flat)
+        pool, box = draw_pool(embedding, pool_size), None
+        oracle = PoolOracle(pool, replace=False)
+        if points == "free":
+            oracle, box = GradientOracle(pool, scale=kernel.unit), np.stack([jnp.min(flat, 0), jnp.max(flat, 0)])
+        parts = Components(kernel, embedding, oracle, step_rule)
+        moves = refine and points == "free", max_refinement_steps, target is not None
+        name = in_words(looked, embedding)
+        known = None if source.rhat is None else np.stack([source.rhat, source.ess])
+        run = Run(key, looked.evaluations, name, *moves, findings=looked.findings, box=box, source=known)
+        settle = last_look(parts, pool, flat, mass, box, refine)
+        return run_compression(run, parts, pool, asked, num_particles, settle, show_progress(progress), kept)

@@ -37,7 +37,10 @@ def as_source(draws, chains: bool | None) -> Source:
     draws, chains = taken_out(draws, chains)
     check_arrays(draws)
     if isinstance(draws, list) and not any(map(np.ndim, jax.tree.leaves(draws))):
-        draws = np.asarray(draws)
+        try:
+            draws = np.asarray(draws)
+        except ValueError:
+            raise ValueError("draws is a list of rows that are not equally long") from None
     if not chains:
         return Source(*flatten_particles("draws", draws))
     axes = {np.shape(leaf)[:2] for leaf in jax.tree.leaves(draws)}
@@ -53,7 +56,7 @@ def as_source(draws, chains: bool | None) -> Source:
 # %% ../nbs/library/81_draws.ipynb #83a00006
 def check_arrays(draws):
     "Draws must be arrays by now."
-    if jax.tree_util.all_leaves([draws]) and not hasattr(draws, "__array__"):
+    if draws is None or jax.tree_util.all_leaves([draws]) and not hasattr(draws, "__array__"):
         raise ValueError(
             "draws must be an (m, d) array, a (chains, draws, d) array, a pytree of arrays with a leading axis of m, "
             f"Draws, or an object of ArviZ, xarray, NumPyro or BlackJAX; got {type(draws).__name__}"

@@ -6,7 +6,7 @@
 __all__ = []
 
 # %% ../nbs/core/01_files.ipynb #01bb81eb
-import hashlib, json, os, platform, tempfile, warnings
+import hashlib, json, os, platform, tempfile, warnings, zipfile
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -98,10 +98,22 @@ def digest_arrays(arrays: dict) -> str:
     return hashlib.sha256(json.dumps(arrays, sort_keys=True, default=plain).encode()).hexdigest()
 
 
+MOST_UNPACKED = 2**30  # bytes that a packed file may grow to; one that is not packed may have any size
+
+
+def arrays_in(path: Path, most: int = MOST_UNPACKED) -> dict:
+    "The arrays of an .npz file, nothing unpickled; one that would unpack to far more than it holds is not read."
+    with zipfile.ZipFile(path) as archive:
+        size = sum(member.file_size for member in archive.infolist())
+    if size > max(most, path.stat().st_size):
+        raise ValueError(f"its {path.stat().st_size:,} bytes would unpack to {size:,}, at most {most:,} may")
+    with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
+        return {name: file[name] for name in file.files}
+
+
 def read_result(path: Path, mark: str) -> dict:
     "The arrays of a kept result, checked."
-    with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
-        arrays = {name: file[name] for name in file.files}
+    arrays = arrays_in(path)
     if str(arrays.pop("fingerprint", "")) != mark:
         raise ValueError("it was made by other settings")
     if str(arrays.pop("digest", "")) != digest_arrays(arrays):

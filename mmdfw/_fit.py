@@ -20,12 +20,14 @@ from mmdfw._checks import (
     one_thread,
     show_progress,
     split_keys,
+    warn_user,
 )
 from mmdfw._ladder import Budget, Stand, climb_ladder, try_chains, try_cloud
 from mmdfw._loop import Components, Until, as_history, capacity_for, grow, first_state
 from mmdfw._processes import leads, together
 from mmdfw._result import Result, Run, check_gap, finish, watch_for
-from mmdfw._target import Score, Target, as_target, check_key, ravel, traced, values_and_scores
+from mmdfw._target import Score, Target, as_target, check_key, check_takes, layout_of, plain_words, ravel, traced
+from mmdfw._target import values_and_scores
 from mmdfw._trust import Finding, shuffled, stein_findings
 from mmdfw.embeddings._cloud import importance_weights
 from mmdfw.embeddings._embedding import Embedding, ParticleEmbedding, SteinEmbedding, reference_embedding
@@ -65,11 +67,31 @@ def prior_program(prior: Callable | None, target: Target) -> Callable:  # key ->
     "A user's prior sampler as a function from a key to one vector, its data as data."
     if prior is None:
         raise ValueError("start='prior' needs prior=, a function from a key to a position")
-    draw = traced(lambda key: ravel(prior(key)).astype(target.dtype), jax.random.key(0))
+    check_takes("prior", prior, "one random key", None)
+    key = jax.random.key(0)
+    with plain_words("prior", "key", layout_of(key)):
+        draw = traced(lambda key: ravel(prior(key)).astype(target.dtype), key)
     shape = jax.eval_shape(draw, jax.random.key(0)).shape
     if shape != (target.dimension,):
         raise ValueError(f"prior gives {shape[0]} numbers where position has {target.dimension}")
     return draw
+
+# %% ../nbs/library/80_fit.ipynb #80st0002
+def warn_of_starts(logdensity_fn, position):
+    "Say that a matrix is one position, where its rows have nothing to do with each other."
+    if not hasattr(position, "ndim") or position.ndim != 2 or len(position) < 2:
+        return
+    rows = jnp.asarray(position) + 0.1 * jnp.sin(1.0 + jnp.arange(position.size)).reshape(position.shape)
+    slope = jax.grad(logdensity_fn)
+    try:
+        alone = jax.vmap(slope)(rows)
+    except Exception:  # it takes no single row: a matrix is what it wants
+        return
+    if np.allclose(alone, slope(rows), rtol=1e-3):
+        warn_user(
+            f"position is one matrix, so this is a fit of {position.size} unknowns, and its {len(position)} rows have "
+            "nothing to do with each other. If they are starts, give one: others around it are tried in any case"
+        )
 
 # %% ../nbs/library/80_fit.ipynb #7e5999f6
 class Setting(NamedTuple):
@@ -210,7 +232,7 @@ def given_setting(ask: Ask, embedding: Embedding) -> Setting:
 
     try:
         jax.eval_shape(look, jax.ShapeDtypeStruct((1, len(position)), position.dtype))
-    except TypeError as problem:
+    except (TypeError, ValueError) as problem:
         raise ValueError(f"{name} does not take points of dimension {len(position)}: {problem}") from problem
     reference, findings, used = embedding.reference, (), 0
     if reference is not None:
@@ -335,6 +357,7 @@ def fit(
         check_positive("gap_tolerance", gap_tolerance)
     target = with_start(key, as_target(logdensity_fn, position))
     progress = show_progress(progress) and leads(target)
+    warn_of_starts(logdensity_fn, position)
     budget_for(num_particles, num_evaluations, max_evaluations, seconds)  # checked before anything is written
     settings = dict(
         kernel=kernel,

@@ -12,7 +12,7 @@ from itertools import chain
 from typing import Any, Callable, Iterator, NamedTuple
 import jax, jax.numpy as jnp, numpy as np, optax
 from mmdfw._checkpoint import NOT_KEPT, Checkpoint, open_checkpoint, owner_of
-from mmdfw._checks import check_count, check_positive, pytree_dataclass, show_progress
+from mmdfw._checks import check_count, check_kind, check_positive, pytree_dataclass, show_progress
 from mmdfw._fit import Ask, check_nouns, choose_rule, find_start, particle_setting
 from mmdfw._ladder import Budget
 from mmdfw._loop import Components, State, Until, as_history, capacity_for, empty_state, grow, first_state
@@ -53,6 +53,9 @@ def gather_rows(
     if batches is None:
         return as_target(model, x, y, batch_size=batch_size or min(BatchOracle.batch_size, len(x))), None
     check_count("num_rows", num_rows)
+    if not hasattr(batches, "__iter__"):
+        raise ValueError(f"batches must be an iterator of (x, y), got {repr(batches)[:200]}")
+    batches = iter(batches)
     first = stack_batches(batches, 1, model)
     x, y = first.x[0], first.y[0]
     if len(y) != (batch_size or len(y)):
@@ -174,6 +177,9 @@ def fit_model(
 ) -> Result:
     "Approximate a model's posterior by particles that arrive in batches."
     check_key(key)
+    check_kind(
+        "model", model, Model, "mmdfw.mlp(3), mmdfw.Logistic(3) or mmdfw.bnn(lambda rngs: ..., 3)", optional=False
+    )
     check_nouns(kernel, "particles", oracle, step_rule)
     until = Until(check_count("num_particles", num_particles), seconds=seconds)
     target, batches = gather_rows(model, x, y, batches, num_rows, batch_size)

@@ -415,7 +415,10 @@ class Watch:
         "Let the monitor look, if it is time to; the clock stands still meanwhile."
         if self.monitor is None or not (due or self.seconds - self.asked >= self.every):
             return
-        found = {name: float(value) for name, value in self.monitor(np.asarray(positions), np.asarray(weights)).items()}
+        said = self.monitor(np.asarray(positions), np.asarray(weights))
+        if not isinstance(said, dict):
+            raise ValueError(f"monitor must return a dict of numbers, such as {{'rmse': 0.5}}, got {repr(said)[:200]}")
+        found = {name: float(value) for name, value in said.items()}
         self.records.append(Record(self.seconds, len(weights), self.steps, found))
         words = " ".join(f"{name}={value:.4g}" for name, value in found.items())
         self.bar.set_postfix_str(words, refresh=False)
@@ -653,14 +656,17 @@ def _run_pieces(
     "One call of an oracle that takes long, piece by piece; it goes on from the checkpoint, if that holds some of it."
     oracle, count, calls = parts.oracle, int(state.particles.count), int(state.calls)
     begin_key, walk_key = jax.random.split(key)
-    search, done, since = _begin(parts, begin_key, state), 0, watch.spent
+    search, done, since, ahead = _begin(parts, begin_key, state), 0, watch.spent, None
     if found := watch.kept.read("call", calls):
         leaves, done, since = found[0]
         search = with_leaves(search, leaves)
     for i, total in enumerate(lengths(watch, until, oracle, count, done, since), done):
-        rows = None if feed is None else feed(oracle.piece)
+        rows = ahead if feed is None or ahead is not None else feed(oracle.piece)
         search = _advance(parts, jax.random.fold_in(walk_key, i), search, state, total, rows)
-        search, taken = jax.block_until_ready(search), (i + 1) * oracle.piece
+        taken = (i + 1) * oracle.piece
+        # while the device works the host gathers the next rows; a clock does not tell yet whether they are wanted
+        ahead = feed(oracle.piece) if feed is not None and until.seconds is None and taken < total else None
+        search = jax.block_until_ready(search)
         watch.fed += feed is not None
         watch.tick(
             oracle.piece * oracle.particles_per_step, count + oracle.particles_per_step * min(taken / total, 1.0)
@@ -740,7 +746,7 @@ def _fill(parts: Components, state: State, answer: Proposal, most: int, room: in
 
 # %% ../nbs/theory/50_loop.ipynb #50c00002
 class Stood(NamedTuple):
-    "Where growth stands."
+    "Where growth stands: parts, state and what its steps did."
 
     parts: Components
     state: State
@@ -755,14 +761,19 @@ def as_kept(stood: Stood, steps: int) -> dict:
     return dict(state=jax.tree.leaves(stood.state), infos=infos, first=stood.first, ended=stood.ended)
 
 
-def where_it_stood(kept: Checkpoint, parts: Components, state: State) -> Stood:
-    "Where growth goes on: as the checkpoint says, else at the beginning."
+def where_it_stood(kept: Checkpoint, parts: Components, state: State, most: int) -> Stood:
+    "Where growth goes on: as the checkpoint says, else at the beginning; one that holds too much is refused."
     found = kept.read("growth")
     begun_empty = not int(state.particles.count)
     if found is None:
         return Stood(parts, state, [], None if begun_empty else 0)
     held = found[0]
     state = with_leaves(state, held["state"])
+    if int(state.particles.count) > most:
+        raise ValueError(
+            f"{kept.path} holds {int(state.particles.count)} particles already, and {most} are asked for: "
+            "ask for as many or more, name another file, or delete this one to begin anew"
+        )
     if begun_empty:
         parts = parts.settled(jnp.asarray(state.particles.position)[: held["first"]])
     infos = [Info(*row) for row in zip(*(held["infos"][name] for name in Info._fields))]
@@ -789,7 +800,7 @@ def grow(
     "Add particles until it is time to stop, the oracle fails or the user interrupts; those found so far are kept."
     check_parts(parts)
     watch, interrupted = watch or Watch(), False
-    stood = where_it_stood(watch.kept, parts, state)
+    stood = where_it_stood(watch.kept, parts, state, until.most)
     parts, state, infos, first, ended = stood
     ended = ended == until.most
     watch.begin(until, int(state.particles.count))

@@ -10,8 +10,8 @@ from typing import Any
 import jax, jax.numpy as jnp
 from jax.core import Tracer
 from jaxtyping import Array, Float
-from mmdfw._checks import check_count, check_points, check_weights
-from mmdfw.kernels._kernel import Kernel
+from mmdfw._checks import check_count, check_kind, check_points, check_weights
+from mmdfw.kernels._kernel import Kernel, check_kernel_for
 
 # %% ../nbs/theory/20_mmd.ipynb #d66f3200
 def kernel_mean(
@@ -74,7 +74,7 @@ def mmd2(
     y, weights_y = check_set("y", y, "weights_y", weights_y)
     if x.shape[1] != y.shape[1]:
         raise ValueError(f"x has {x.shape[1]} dimensions and y has {y.shape[1]}")
-    kernel.check(x.shape[1])
+    check_kernel_for(kernel, x.shape[1])
     return jitted_mmd2(kernel, x, y, weights_x, weights_y)
 
 
@@ -109,7 +109,7 @@ def witness(
     points, _ = check_set("points", points, "weights", None)
     if not points.shape[1] == x.shape[1] == y.shape[1]:
         raise ValueError(f"points, x and y have {points.shape[1]}, {x.shape[1]} and {y.shape[1]} dimensions")
-    kernel.check(x.shape[1])
+    check_kernel_for(kernel, x.shape[1])
     at = kernel.features(points)
     mean_x = kernel_mean(kernel, at, kernel.features(x), weights_x)
     mean_y = kernel_mean(kernel, at, kernel.features(y), weights_y)
@@ -122,6 +122,7 @@ def ksd2(
     weights: Any = None,  # (n,), uniform if None
 ) -> Float[Array, ""]:
     "Squared kernel Stein discrepancy: the squared MMD of a kernel whose mean under the target is zero."
+    check_kind("stein_kernel", stein_kernel, Kernel, "mmdfw.Stein(kernel, score_fn)", optional=False)
     if not stein_kernel.zero_mean:
         raise ValueError(f"KSD needs a Stein kernel: wrap it, Stein({type(stein_kernel).__name__}(...), score_fn)")
     x, weights = check_set("x", x, "weights", weights)

@@ -6,7 +6,8 @@
 __all__ = ['from_pymc']
 
 # %% ../nbs/library/88_pymc.ipynb #e4ba4bf1
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Callable
 import jax, jax.numpy as jnp, numpy as np
 from mmdfw._checks import pytree_dataclass, static
 from mmdfw._later import needed
@@ -49,6 +50,13 @@ class PyMCModel(Density):
             )
         return {name: np.asarray(values).reshape(len(points), *np.shape(values)[2:]) for name, values in found.items()}
 
+    def log_likelihoods(self, particles) -> dict:
+        seen, inputs = self.model.observed_RVs, [self.model.rvs_to_values[rv] for rv in self.model.free_RVs]
+        each = compiled_graph(inputs, self.model.logp(vars=seen, sum=False))
+        values = jax.vmap(self.inward)({name: jnp.asarray(particles[name]) for name in self.names})
+        found = jax.vmap(lambda one: each(*(one[name] for name in self.names)))(values)
+        return {rv.name: np.asarray(values) for rv, values in zip(seen, found)}
+
     def observed(self) -> dict:
         values = {rv.name: self.model.rvs_to_values[rv] for rv in self.model.observed_RVs}
         return {name: np.asarray(value.eval()) for name, value in values.items()}
@@ -59,6 +67,20 @@ def len_of(particles: Any) -> int:
     return len(jax.tree.leaves(particles)[0])
 
 # %% ../nbs/library/88_pymc.ipynb #3be68a5a
+def keep_precision(load: Callable):
+    "Call what switches JAX to 64 bits for good, and switch back: in a thread, which no `with` around the call reaches."
+
+    def loaded():
+        before = jax.config.jax_enable_x64
+        try:
+            load()
+        finally:
+            jax.config.update("jax_enable_x64", before)
+
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(loaded).result()
+
+
 def compiled_graph(inputs: list, outputs: list) -> Any:  # -> a function of arrays that gives a list
     "A PyTensor graph as a JAX function."
     return needed("pymc.sampling.jax", "from_pymc").get_jaxified_graph(inputs=inputs, outputs=outputs)
@@ -87,7 +109,7 @@ def from_pymc(
     discrete = [variable.name for variable in model.discrete_value_vars]
     if discrete:
         raise ValueError(f"{discrete} are discrete, and particles move along gradients: sum them out (pymc_extras)")
-    needed("pymc.sampling.jax", "from_pymc")  # PyMC switches JAX to 64 bits when this is imported
+    keep_precision(lambda: needed("pymc.sampling.jax", "from_pymc"))
     names = [rv.name for rv in model.free_RVs]
     inputs = [model.rvs_to_values[rv] for rv in model.free_RVs]
     point = model.initial_point()

@@ -8,6 +8,7 @@ __all__ = []
 # %% ../nbs/library/80_readers.ipynb #626f5ff6
 from typing import Any
 import jax, numpy as np
+from mmdfw._checks import warn_user
 
 # %% ../nbs/library/80_readers.ipynb #c74c99cf
 def from_dataset(data: Any) -> tuple:  # -> arrays by name, whether they lead with chains
@@ -67,4 +68,12 @@ def look_like_chains(draws: Any) -> bool:
         return np.ndim(draws) == 3
     axes = {np.shape(leaf)[:2] for leaf in jax.tree.leaves(draws)}
     first = min(axes, default=())
-    return len(axes) == 1 and len(first) == 2 and first[0] <= 16 and first[1] >= 8 * first[0]
+    alike = len(axes) == 1 and len(first) == 2
+    if alike and first[0] <= 16 and first[1] >= 8 * first[0]:
+        return True
+    if alike and first[1] > first[0]:
+        warn_user(
+            f"arrays that lead with {first} are read as {first[0]} draws: chains=True reads {first[0]} chains of "
+            f"{first[1]} draws, chains=False says that these are draws"
+        )
+    return False

@@ -16,10 +16,14 @@ from mmdfw._fit_model import fit_model
 from mmdfw._later import needed
 from mmdfw._processes import leads, to_all
 from mmdfw._result import Result, load
-from mmdfw._saved import read_header
+from mmdfw._saved import read_header, read_tree
+from mmdfw._target import layout_of
+from mmdfw.data._columns import Column, numbers_by
 from mmdfw.data._load import load_table
-from mmdfw.data._split import Split, split_rows, standardise
-from mmdfw.data._table import Table
+from mmdfw.data._read import frame_of_file
+from mmdfw.data._split import Scaler, Split, split_rows, standardise
+from mmdfw.data._table import Table, check_finite
+from mmdfw.models._bernoulli import BernoulliPredictive
 from mmdfw.models._bnn import mlp
 from mmdfw.models._logistic import Logistic
 from mmdfw.models._model import Model, Posterior
@@ -67,7 +71,7 @@ def load_job(job: Job) -> Loaded:
     task = job.task if job.task != "auto" else "classification" if two_classes else "regression"
     rows = split_rows(len(table.y), job.split_seed)
     columns = table.x.shape[1]
-    job = job._replace(hidden=tuple(job.hidden or (units_for(len(rows[0]), columns),)))
+    job = job._replace(task=task, hidden=tuple(job.hidden or (units_for(len(rows[0]), columns),)))
     model = MODELS[task](columns, job)
     model.check_targets(table.y)
     data = standardise(table, *rows, model.task.standardise)
@@ -99,10 +103,22 @@ def run_files(name) -> list[Path]:  # .npz, .json, .png
     return [path.with_name(stem + suffix) for suffix in SUFFIXES]
 
 # %% ../nbs/library/86_runs.ipynb #963b5316
+def rows_in_words(loaded: Loaded) -> dict:
+    "What a saved fit needs so as to predict for rows that come later: how columns become numbers, and their scales."
+    table, scale = loaded.table, loaded.data.scale
+    recipe = table.recipe or tuple(Column(name, "number") for name in table.columns)
+    return {
+        "columns": [column._asdict() for column in recipe],
+        "scale": {name: np.asarray(values).tolist() for name, values in scale._asdict().items()},
+        "target": table.target,
+        "labels": list(table.labels),
+    }
+
+
 def write_run(loaded: Loaded, result: Result, out, across: bool = False) -> dict:
     "Particles as .npz, metrics as .json, a figure as .png; by the first process, where there are several."
-    files, notes = run_files(out), {"job": loaded.job._asdict()} | ({"across": jax.process_count()} if across else {})
-    result.save(files[0], notes=notes)  # a call of all processes
+    files, notes = run_files(out), {"job": loaded.job._asdict(), "rows": rows_in_words(loaded)}
+    result.save(files[0], notes=notes | ({"across": jax.process_count()} if across else {}))  # a call of all processes
     if not leads(result.target):
         return {}
     model, data = loaded.model, loaded.data
@@ -114,6 +130,7 @@ def write_run(loaded: Loaded, result: Result, out, across: bool = False) -> dict
     report = {
         "data": loaded.table.name,
         "note": loaded.table.note,
+        "prepared": loaded.table.prepared,
         "target": loaded.table.target,
         "rows": len(data.y),
         "test_rows": len(y),
@@ -213,3 +230,44 @@ def resume_fit(path, num_particles: int = 5, out=None, progress=None, seconds: f
     result = load(path, loaded.model, loaded.data.x, loaded.data.y)
     more = result.add(num_particles, monitor=loaded.monitor, progress=progress, seconds=seconds)
     return write_run(loaded, more, out or path)
+
+# %% ../nbs/library/86_runs.ipynb #86p00002
+def saved_networks(path: Path, header: dict, arrays: dict, model: Model) -> tuple:  # -> particles, weights
+    "The particles of a file and their weights, for a model of the same shape."
+    held = header["spec"]["dict"]
+    names, positions, weights = (
+        read_tree({"spec": held[name]}, arrays, {}, path) for name in ("names", "positions", "weights")
+    )
+    layout = layout_of(jax.eval_shape(model.sample_prior, jax.random.key(0)))
+    if list(layout.names) != names:
+        raise ValueError(f"{path} holds particles of {len(names)} numbers, its model has {layout.dimension}")
+    return layout.unravel_all(positions), jnp.asarray(weights)
+
+
+def told_of_rows(predictive: Any, rows: dict, scale: Scaler, level: float) -> dict:  # heading -> (rows,)
+    "What a prediction says of each row, in the target's own units."
+    if isinstance(predictive, BernoulliPredictive):
+        label = rows["labels"][1] if rows["labels"] else "1"
+        return {f"probability that {rows['target']} is {label}": np.asarray(predictive.probability)}
+    own = predictive.rescale(scale.y_shift, scale.y_scale)
+    low, high = np.asarray(own.interval(level))
+    ends = {f"{100 * side:g}%": end for side, end in zip(((1 - level) / 2, (1 + level) / 2), (low, high))}
+    return {"mean": np.asarray(own.mean), "sd": np.sqrt(np.asarray(own.variance))} | ends
+
+
+def predict_rows(name, data, level: float = 0.9) -> dict:  # heading -> (rows,)
+    "What a saved fit of `mmdfw fit` predicts for the rows of a file."
+    if not 0 < level < 1:
+        raise ValueError(f"level must lie between 0 and 1, got {level!r}: 0.9 is 90 %")
+    path = run_files(name)[0]
+    header, arrays = read_header(path)
+    rows, job = header["notes"].get("rows"), header["notes"].get("job")
+    if rows is None or job is None:
+        raise ValueError(f"{path} was not written by `mmdfw fit`, or by one that predicts no rows: fit again")
+    recipe = tuple(Column(**column | {"levels": tuple(column["levels"])}) for column in rows["columns"])
+    numbers = numbers_by(recipe, frame_of_file(Path(data)))
+    check_finite(f"{data}", numbers.to_numpy(), tuple(numbers.columns))
+    scale = Scaler(*(np.asarray(values) for values in rows["scale"].values()))
+    model = MODELS[job["task"]](numbers.shape[1], Job(**job))
+    x = jnp.asarray(scale.standard_x(numbers.to_numpy()), dtype=float)
+    return told_of_rows(model.predict(*saved_networks(path, header, arrays, model), x), rows, scale, level)

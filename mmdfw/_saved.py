@@ -13,7 +13,7 @@ from typing import Any
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import AxisType, Mesh
 from mmdfw._checks import PYTREES
-from mmdfw._files import digest_arrays, versions, whole_file
+from mmdfw._files import arrays_in, digest_arrays, versions, whole_file
 from mmdfw._later import import_names
 
 # %% ../nbs/core/04_saved.ipynb #e0f05497
@@ -94,6 +94,7 @@ def encoded(
 
 def _encoded_array(array, path: str, arrays: dict) -> dict:
     "An array by its path; a random key as its bits."
+    path = _place_for(path, arrays)
     if isinstance(array, jax.Array) and jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         arrays[path] = np.asarray(jax.random.key_data(array))
         return {"key": path, "kind": str(jax.random.key_impl(array))}
@@ -102,6 +103,12 @@ def _encoded_array(array, path: str, arrays: dict) -> dict:
     arrays[path] = np.asarray(array)
     where = "device" if isinstance(array, jax.Array) else "number" if isinstance(array, np.generic) else "host"
     return {"array": path, "on": where}
+
+
+def _place_for(path: str, arrays: dict) -> str:
+    "The path, or a number where another array has that path or an archive would not keep it letter by letter."
+    plain = path.isascii() and path.replace(".", "_").isidentifier() and not path.endswith(".npy")
+    return path if plain and path not in arrays else f"array {len(arrays)}"
 
 # %% ../nbs/core/04_saved.ipynb #6c10ff23
 def decoded(
@@ -178,8 +185,7 @@ def read_header(path) -> tuple:  # -> header, dict of arrays
     if not path.is_file():
         raise FileNotFoundError(f"there is no saved result at {path}")
     try:
-        with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
+        arrays = arrays_in(path)
     except DAMAGED as problem:
         raise ValueError(f"{path} is not a whole saved result: {problem or type(problem).__name__}") from None
     if _is_old(arrays):

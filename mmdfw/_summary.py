@@ -35,10 +35,14 @@ def weighted_quantiles(
     levels: Any,  # (k,), between 0 and 1
 ) -> Float[np.ndarray, "k d"]:
     "Quantiles of each column, by straight lines through the middles of the steps."
-    order = np.argsort(values, axis=0)
-    sorted_values, mass = np.take_along_axis(values, order, 0), weights[order]
-    middle = np.cumsum(mass, 0) - mass / 2
-    return np.stack([np.interp(levels, middle[:, j], sorted_values[:, j]) for j in range(values.shape[1])], axis=1)
+    return np.stack([np.interp(levels, *corners(column, weights)) for column in np.asarray(values).T], axis=1)
+
+
+def corners(column: Float[np.ndarray, " n"], weights: Float[np.ndarray, " n"]) -> tuple:  # -> middles, values
+    "Where the quantile function of one column bends; what has no weight has no step."
+    order = np.argsort(column, kind="stable")
+    order = order[weights[order] > 0]
+    return np.cumsum(weights[order]) - weights[order] / 2, column[order]
 
 # %% ../nbs/library/78_summary.ipynb #0536bc33
 def highest_density(
@@ -49,10 +53,9 @@ def highest_density(
     "The shortest interval of each column that holds this share of the mass."
     ends = []
     for column in np.asarray(values).T:
-        order = np.argsort(column)
-        middle = np.cumsum(weights[order]) - weights[order] / 2
+        middle, places = corners(column, weights)
         starts = np.unique(np.clip(np.concatenate([middle, middle - mass]), 0, 1 - mass))
-        low, high = (np.interp(at, middle, column[order]) for at in (starts, starts + mass))
+        low, high = (np.interp(at, middle, places) for at in (starts, starts + mass))
         best = np.argmin(high - low)
         ends.append((low[best], high[best]))
     return np.array(ends).T

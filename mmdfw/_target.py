@@ -6,13 +6,15 @@
 __all__ = ['Target']
 
 # %% ../nbs/core/03_target.ipynb #0ae790e9
-import inspect, os
+import inspect, os, sys, traceback
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import singledispatch
-from typing import Any, Callable
+from typing import Any, Callable, Iterator
+from weakref import WeakSet
 import jax, jax.numpy as jnp, numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
-from mmdfw._checks import check_points, on_device, pytree_dataclass, static
+from mmdfw._checks import as_array, check_points, on_device, pytree_dataclass, static
 
 # %% ../nbs/core/03_target.ipynb #748976fc
 @jax.tree_util.register_static
@@ -313,7 +315,7 @@ def traced(
     closed, shape = jax.make_jaxpr(both, return_shape=True)(*examples)
     flat = lambda *leaves: write_out(closed.jaxpr, closed.consts, *leaves)
     again = jax.make_jaxpr(flat)(*jax.tree.leaves(examples))
-    constants = [jnp.asarray(constant) for constant in again.consts]
+    constants = list(map(as_array, again.consts))
     return Program(constants, Operations(again.jaxpr), jax.tree.structure(shape), differentiable)
 
 
@@ -329,6 +331,35 @@ def same_function(one: Callable, other: Callable) -> bool:
     no_data = not jax.tree.leaves((one, other))
     return no_data and jax.tree.structure(one) == jax.tree.structure(other)
 
+# %% ../nbs/core/03_target.ipynb #9e1ea5e1
+FORMS = 32  # without a living target, whose programs are kept in case that the form comes again
+_living = {}  # form -> the targets that have it
+
+
+def programs_of(namespace: dict) -> list:
+    "The compiled functions that a module defines, methods of its classes among them."
+    own = [thing for thing in namespace.values() if getattr(thing, "__module__", "") == namespace["__name__"]]
+    methods = [method for cls in own if isinstance(cls, type) for method in vars(cls).values()]
+    return [thing for thing in (*own, *methods) if hasattr(thing, "clear_cache")]
+
+
+def release_programs():
+    "Forget all that functions of this package have compiled: what is called again compiles again."
+    ours = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == "mmdfw"]
+    for program in [each for module in ours for each in programs_of(vars(module))]:
+        program.clear_cache()
+
+
+def count_form(thing: Any):
+    "Note the form of a new target; release what was compiled where too many forms are nobody's any more."
+    form = hash((jax.tree.structure(thing), *((jnp.shape(l), jnp.result_type(l)) for l in jax.tree.leaves(thing))))
+    _living.setdefault(form, WeakSet()).add(thing)
+    dead = [form for form, targets in _living.items() if not targets]
+    if len(dead) > FORMS:
+        for form in dead:
+            del _living[form]
+        release_programs()
+
 # %% ../nbs/core/03_target.ipynb #3dd06c14
 @pytree_dataclass
 class Target:
@@ -337,6 +368,9 @@ class Target:
     function: Density  # over a pytree like the user's; itself a pytree, what it holds is data
     layout: Layout = static()  # of the user's parameters
     start: Any = None  # (d,): where a search may begin, if nothing else is said
+
+    def __post_init__(self):
+        count_form(self)
 
     def __call__(self, u):  # (d,) -> scalar
         return self.function(self.layout.unravel(u))
@@ -425,43 +459,75 @@ def in_batches(compiled: Callable, target: Target, points: jax.Array) -> Any:  #
     parts = [compiled(target, padded[first : first + BATCH]) for first in range(0, len(padded), BATCH)]
     return jax.tree.map(lambda *each: on_device(np.concatenate(each)[: len(rows)]), *parts)
 
-# %% ../nbs/core/03_target.ipynb #bdc40fcd
+# %% ../nbs/core/03_target.ipynb #03bad002
 WRITTEN_IN_NUMPY = (
-    "logdensity_fn must be written with jax.numpy, so that JAX can take its gradient and compile it: "
+    "must be written with jax.numpy, so that JAX can take its gradient and compile it: "
     "no NumPy or SciPy functions, no float(), no `if` on values (use jnp.where)"
 )
 
 
-def as_density(function: Callable, layout: Layout, *more: Any) -> Density:
-    "A user's function as a density; `more` is an example of a key, where it takes one besides a position."
-    check_takes(function, *more)
-    example = jax.tree.unflatten(layout.structure, list(map(jax.ShapeDtypeStruct, layout.shapes, layout.dtypes)))
+def first_line(problem: Exception) -> str:
+    "What an error says, in one line."
+    return (str(problem) or type(problem).__name__).splitlines()[0]
+
+
+def form_of(layout: Layout) -> str:
+    "What a position is like, for a message."
+    plain = jax.tree_util.treedef_is_leaf(layout.structure)
+    return f"of shape {layout.shapes[0]}" if plain else f"of the form {repr(layout.form)[:200]}"
+
+
+@contextmanager
+def plain_words(name: str, of: str, layout: Layout) -> Iterator[None]:
+    "What goes wrong while JAX looks at a user's function of one thing, told as what the function should be like."
     try:
-        check_result(jax.eval_shape(function, example, *more))
-        if jax.tree_util.all_leaves([function]):
-            return traced(function, example, *more, differentiable=True)
+        yield
     except (jax.errors.JAXTypeError, jax.errors.JAXIndexError) as problem:
-        raise ValueError(f"{WRITTEN_IN_NUMPY}. JAX says: {str(problem).splitlines()[0]}") from None
+        raise ValueError(f"{name} {WRITTEN_IN_NUMPY}. JAX says: {first_line(problem)}") from None
     except KeyError as problem:  # perhaps of a dictionary of the user's own, so the traceback stays
         has = ", ".join(filter(None, layout.paths))
         has = f"the keys {has}" if has else "no keys"
-        raise ValueError(f"logdensity_fn raised KeyError: {problem}; the position has {has}") from problem
-    return function if isinstance(function, Density) else Given(function)
+        raise ValueError(f"{name} raised KeyError: {problem}; the {of} has {has}") from problem
+    except (TypeError, ValueError, IndexError) as problem:
+        place = traceback.extract_tb(problem.__traceback__)[-1].filename
+        if not isinstance(problem, TypeError) and _JAX_FOLDER not in place:
+            raise  # the function's own
+        listed = layout.structure.node_data() is not None and layout.structure.node_data()[0] in (list, tuple)
+        cure = "; for a vector give jnp.array([...]), a list stays a list" if listed else ""
+        raise ValueError(f"{name} cannot take a {of} {form_of(layout)}: {first_line(problem)}{cure}") from problem
 
-
-def check_takes(function: Callable, *more: Any):
-    "A function of one position, and of a key where there is one."
-    if not callable(function):
-        raise ValueError(f"logdensity_fn must be a function, got {function!r}")
+# %% ../nbs/core/03_target.ipynb #bdc40fcd
+def as_density(function: Callable, layout: Layout, *more: Any) -> Density:
+    "A user's function as a density; `more` is an example of a key, where it takes one besides a position."
     wanted = "one position and a key" if more else "one position, and a key only for minibatches"
+    check_takes("logdensity_fn", function, wanted, "position", *more)
+    example = jax.tree.unflatten(layout.structure, list(map(jax.ShapeDtypeStruct, layout.shapes, layout.dtypes)))
+    with plain_words("logdensity_fn", "position", layout):
+        value = jax.eval_shape(function, example, *more)
+    check_result(value)
+    if not jax.tree_util.all_leaves([function]):
+        return function if isinstance(function, Density) else Given(function)
+    try:
+        return traced(function, example, *more, differentiable=True)
+    except Exception as problem:  # it could be called: what fails is the derivative
+        raise ValueError(
+            f"logdensity_fn cannot be differentiated by JAX: {first_line(problem)} "
+            "(write loops with lax.scan, and leave callbacks out)"
+        ) from problem
+
+
+def check_takes(name: str, function: Any, wanted: str, *arguments: Any):
+    "A function that can be called with so many arguments."
+    if not callable(function):
+        raise ValueError(f"{name} must be a function, got {repr(function)[:200]}")
     try:
         signature = inspect.signature(function)
     except ValueError:  # compiled code has none
         return
     try:
-        signature.bind("position", *more)
+        signature.bind(*arguments)
     except TypeError:
-        raise ValueError(f"logdensity_fn must take {wanted}; yours takes {signature}") from None
+        raise ValueError(f"{name} must take {wanted}; yours takes {signature}") from None
 
 
 def check_result(value):

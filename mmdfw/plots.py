@@ -68,9 +68,14 @@ def as_columns(thing, weights=None, names=None) -> tuple:  # -> names, (n, d), (
         found, values = thing.columns()
         return list(names or found), np.asarray(values), np.asarray(thing.weights)
     values = np.asarray(thing)
-    if values.ndim != 2:
-        raise ValueError(f"particles must be a result or an (n, d) array, got shape {values.shape}")
+    if values.ndim != 2 or values.dtype.kind not in "fiu":
+        kind = f"shape {values.shape}" if values.ndim else type(thing).__name__
+        raise ValueError(f"particles must be a result or an (n, d) array of numbers, got {kind}")
     weights = np.full(len(values), 1 / len(values)) if weights is None else np.asarray(weights)
+    if weights.shape != values.shape[:1]:
+        raise ValueError(f"weights must have shape ({len(values)},), one for each particle, got {weights.shape}")
+    if names is not None and len(names) != values.shape[1]:
+        raise ValueError(f"names must be {values.shape[1]} words, one for each column, got {len(names)}: {names}")
     return list(names or [f"x[{i}]" for i in range(values.shape[1])]), values, weights
 
 
@@ -133,7 +138,10 @@ def plot_history(
     **kwargs,  # for `loglog`
 ):
     "Discrepancy against the number of particles, on log axes."
-    ax, history = given_axes(ax), getattr(history, "history", history)
+    history = getattr(history, "history", history)
+    if not hasattr(history, "discrepancy"):
+        raise ValueError(f"history must be a result or its history, got {type(history).__name__}")
+    ax = given_axes(ax)
     ax.loglog(history.count if at is None else at, history.discrepancy, **kwargs)
     ax.set(xlabel="particles", ylabel="MMD²")
     return ax
@@ -177,6 +185,9 @@ def plot_marginal(
     color: str = colors["mmdfw"],
 ):
     "One unknown: a line for each particle, a smooth curve, and the reference set behind as a histogram."
+    if np.asarray(values).ndim != 1 or np.asarray(values).dtype.kind not in "fiu":
+        kind = type(values).__name__
+        raise ValueError(f"values must be the numbers of one unknown, (n,), got {kind}; plot_marginals takes a result")
     ax = given_axes(ax)
     values = np.asarray(values, float)
     weights = np.full(len(values), 1 / len(values)) if weights is None else np.asarray(weights, float)

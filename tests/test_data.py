@@ -496,11 +496,14 @@ def test_as_table_refuses(made, message):
         (b"1,2\n3,4\n", "must name the columns"),
         (b"a,a\n1,2\n", "more than once"),
         (b",b\n0,1\n", "no name"),
-        (b"a,b\n1,2\n3\n", "missing"),
+        (b"a,b\n1,2\ninf,3\n", "missing or infinite"),
         (b"a,b\n1,2\n3,4,5\n", "cannot be read"),
         (b"a,b\n1,2,3\n4,5,6\n", "cannot be read"),
-        (b"a,b\nNA,2\n", "missing"),
-        (b"a,b\nred,2\n", "not numeric"),
+        (b"a,b\nNA,2\n", "of use: left out: a, since it is empty"),
+        (b"a,b\nred,2\n", "of use: left out: a, since it is always 'red'"),
+        (b"a,b\n1,2\n2,3\n1.234.5,3\n", "not numeric, it holds '1.234.5' among numbers"),
+        (b"a,b\n1,red\n2,green\n3,blue\n", "holds 3 words .blue, green, red.; for more classes"),
+        (b"a,b\n1,\n2,\n", "at least one row"),
         (b"a,c\n1,2\n", r"its columns are \['a', 'c'\]"),
         (b"\xff\xfe\x00,b\n1,2\n", "cannot be read"),
         (b"\x1f\x8bjunk", "cannot be read"),
@@ -511,6 +514,24 @@ def test_csv_refuses(text, message, tmp_path):
     with pytest.raises(ValueError, match=message) as problem:
         load_table(path, target="b")
     assert "mine.csv" in str(problem.value)
+
+
+def test_a_file_with_words_dates_and_gaps(tmp_path):
+    text = b"id,sort,size,day,b\n" + b"".join(
+        b"n%d,%s,%s,2024-01-%02d,%s\n"
+        % (i, b"uv"[i % 2 : i % 2 + 1], b"%d" % i if i % 5 else b"", i + 1, b"no yes".split()[i % 3 == 0])
+        for i in range(31)
+    )
+    table = load_table(put(tmp_path / "mine.csv", text), target="b")
+    assert table.columns == ("sort is v", "size", "size is missing", "day") and table.labels == ("no", "yes")
+    assert np.array_equal(table.x[:, 0], np.arange(31) % 2) and table.x[0, 1] == np.median(
+        [i for i in range(31) if i % 5]
+    )
+    assert np.array_equal(table.x[:, 3] - table.x[0, 3], np.arange(31)) and np.array_equal(
+        table.y, np.arange(31) % 3 == 0
+    )
+    for part in ("sort (2)", "in day", "size (7: ", "id, since its entries name the rows", "b is 1 for 'yes'"):
+        assert part in table.prepared
 
 
 @pytest.mark.parametrize(

@@ -99,9 +99,14 @@ def test_pymc_model():
         level = pymc.Normal("level", 0.0, 2.0)
         pymc.Normal("y", level, pymc.HalfNormal("noise", 1.0), observed=HEIGHTS)
         pymc.Deterministic("twice", 2 * level)
-    with jax.enable_x64(True):
-        moved = mmdfw.svgd(mmdfw.from_pymc(model), num_steps=20, num_particles=8)
+    with jax.enable_x64(True):  # PyMC switches that on for good when it is imported: from_pymc does not
+        target = mmdfw.from_pymc(model)
+        moved = mmdfw.svgd(target, num_steps=20, num_particles=8)
+        found = target.function.log_likelihoods(moved.particles)["y"]
     assert set(moved.particles) == {"level", "noise", "twice"} and np.all(moved.particles["noise"] > 0)
+    level, noise = (np.asarray(moved.particles[name])[:, None] for name in ("level", "noise"))
+    assert_close(found, -0.5 * ((HEIGHTS - level) / noise) ** 2 - np.log(noise) - 0.5 * np.log(2 * np.pi), rtol=1e-5)
+    assert not jax.config.jax_enable_x64
 
 
 DRAWS = {

@@ -344,7 +344,7 @@ def test_scores_are_plain_numbers_and_the_same_in_jit():
     binary = BernoulliPredictive(predictive.means, predictive.weights)
     labels = np.arange(9) % 2
     scores = classification_scores(binary, labels)
-    assert set(json.loads(json.dumps(scores))) == {"accuracy", "log_likelihood", "calibration_error"}
+    assert set(json.loads(json.dumps(scores))) == {"accuracy", "log_likelihood", "brier", "calibration_error"}
     for name, value in jax.jit(classification_scores)(binary, labels).items():
         assert_close(value, np.float32(scores[name]), rtol=1e-5, atol=1e-7)
 

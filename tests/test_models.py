@@ -17,7 +17,7 @@ from mmdfw._target import Score, as_target, ravel
 from mmdfw.embeddings._embedding import ParticleEmbedding
 from mmdfw.kernels._kernel import IMQ, RBF
 from mmdfw.kernels._stein_kernel import Stein
-from mmdfw.models._bnn import bnn, mlp
+from mmdfw.models._bnn import all_outputs, bnn, mlp
 from mmdfw.models._outcomes import Bernoulli, NoisyGaussian, Poisson, Softmax
 from mmdfw.models._logistic import Logistic
 from mmdfw.models._model import Model, draw_rows, minibatch_logdensity, posterior
@@ -25,6 +25,7 @@ from mmdfw.models._predictive import GaussianPredictive
 from mmdfw.models._scores import classification_scores, regression_scores
 from mmdfw.oracles._batches import BatchOracle
 from mmdfw.oracles._oracle import GradientOracle, NearParticles
+from mmdfw.oracles._walks import WalkOracle
 from mmdfw.steps._quadrature import Quadrature
 from mmdfw.steps._step import ConstantStep
 
@@ -702,6 +703,19 @@ def test_no_batch_is_lost():
     assert next(count) == 500  # one for each step, the first one among them
 
 
+def test_rows_are_gathered_while_the_device_works():
+    "After each piece of a hundred steps the next hundred batches are there, and none beyond the last piece's."
+    fetched, seen = [], []
+
+    def counted():
+        while True:
+            fetched.append(1)
+            yield X, Y
+
+    fit_stream(counted(), monitor=lambda *_: {"batches": seen.append(len(fetched)) or 0.0}, monitor_every=0.0)
+    assert seen[:5] == [200, 300, 400, 500, 500]
+
+
 def test_saved_from_an_iterator(tmp_path):
     five = fit_stream(all_rows())
     path = five.save(tmp_path / "five.npz")
@@ -1246,6 +1260,32 @@ def test_networks_do_not_fall_to_zero():
     assert error(upright) < 0.2 < 0.9 < error(fallen)
 
 
+def flops(form, count):
+    "Operations of one piece of a call, by the compiler's count, with so many particles there."
+    target = as_target(mlp(4, (10,)), np.ones((50, 4)), np.ones(50), batch_size=20)
+    oracle = WalkOracle(BatchOracle(target, batch_size=20, piece=1))
+    parts = Components(RBF(1.0), ParticleEmbedding(RBF(1.0), None, "alone"), oracle, ConstantStep())
+    shape = jax.ShapeDtypeStruct((count, target.dimension), target.dtype)
+    state = jax.eval_shape(lambda points: init(parts, points, count), shape)
+    search = jax.eval_shape(lambda key, state: oracle.begin(key, problem_of(parts, state)), KEY, state)
+
+    def climbing(search, state, key, drawn):
+        return oracle.climbing(search, problem_of(parts, state), drawn, oracle.flock.rows, 1.0)
+
+    def walking(search, state, key, drawn):
+        return oracle.walking(search, key, drawn, oracle.flock.rows)
+
+    one = {"climbing": climbing, "walking": walking}[form]
+    drawn = jax.ShapeDtypeStruct((1, 20), jnp.int32)
+    return jax.jit(one).lower(search, state, KEY, drawn).compile().cost_analysis()["flops"]
+
+
+def test_a_walk_costs_the_same_however_many_are_there():
+    "A flock that climbs asks all that are there, at every step; walkers ask nobody."
+    assert flops("walking", 200) == flops("walking", 20)
+    assert flops("climbing", 200) > 1.1 * flops("climbing", 20)
+
+
 LIKELIHOODS = {
     "classes": (Softmax(3), lambda out: np.argmax(out + 0 * RNG.gumbel(size=out.shape), 1)),
     "two": (Bernoulli(), lambda out: (out[:, 0] > 0).astype(float)),
@@ -1276,3 +1316,120 @@ def test_a_fit_that_predicts_like_a_constant_has_failed():
         fallen = fit_model(KEY, mlp(1, (50,), jnp.tanh, prior="paper"), x, y, first_steps=3000, **kept)
     assert fallen.verdict == "failed" and "constant" in fallen.report()
     assert fit_model(KEY, mlp(1, (50,), jnp.tanh), x, y, first_steps=1000, **kept).verdict == "trusted"
+
+
+NOTHING = {  # likelihood, targets, steps, rate: two that the columns say nothing of, two that were not trained
+    "noise": (None, lambda rng: rng.normal(size=4000), 1000, 0.01),
+    "two classes of chance": (Bernoulli(), lambda rng: rng.integers(0, 2, 4000).astype(float), 1000, 0.01),
+    "classes, untrained": (Softmax(3), lambda rng: np.argmax(MANY, 1).astype(float), 50, 1e-6),
+    "counts, untrained": (Poisson(), lambda rng: rng.poisson(np.exp(MANY[:, 0])).astype(float), 50, 1e-6),
+}
+MANY = np.random.default_rng(2).normal(size=(4000, 3))
+
+
+@pytest.mark.parametrize("name", NOTHING)
+def test_who_learns_nothing_has_failed(name):
+    "Of the rows that they saw, fifteen weights explain 15 / 8,000 nats by chance: less than a five-hundredth."
+    likelihood, draw, steps, rate = NOTHING[name]
+    lengths = dict(first_steps=steps, later_steps=50, learning_rate=rate, later_rate=rate, walk=False)
+    y = draw(np.random.default_rng(3))
+    with pytest.warns(UserWarning, match="no better than one constant"):
+        result = fit_model(KEY, mlp(3, (2,), likelihood=likelihood), MANY, y, num_particles=4, **lengths)
+    assert result.verdict == "failed" and "the columns say nothing of the target" in result.report()
+
+
+# Any module -----------------------------------------------------------------------------------------------------------
+
+
+class Convolution(nnx.Module):
+    "Digits as images of eight by eight."
+
+    def __init__(self, rngs):
+        self.look = nnx.Conv(1, 8, (3, 3), strides=2, rngs=rngs)
+        self.out = nnx.Linear(8 * 16, 10, rngs=rngs)
+
+    def __call__(self, x):
+        return self.out(jax.nn.relu(self.look(x.reshape(-1, 8, 8, 1))).reshape(len(x), -1))
+
+
+class Recurrent(nnx.Module):
+    "Flax's own loop over a sequence; it draws a random start that it then has no use for."
+
+    def __init__(self, rngs):
+        self.along = nnx.RNN(nnx.GRUCell(1, 4, rngs=rngs))
+        self.out = nnx.Linear(4, 2, rngs=rngs)
+
+    def __call__(self, x):
+        return self.out(self.along(x[..., None])[:, -1])
+
+
+class Averaged(nnx.Module):
+    "Batch normalisation by running averages, which stay as they are: a scale and a shift that are inferred."
+
+    def __init__(self, rngs):
+        self.inside, self.out = nnx.Linear(2, 3, rngs=rngs), nnx.Linear(3, 1, rngs=rngs)
+        self.norm = nnx.BatchNorm(3, use_running_average=True, rngs=rngs)
+
+    def __call__(self, x):
+        return self.out(jnp.tanh(self.norm(self.inside(x))))[:, 0]
+
+
+def test_digits_as_images():
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    x, y = images[:700] / 16, labels[:700].astype(float)
+    model = bnn(Convolution, 64, likelihood=Softmax(10))
+    lengths = dict(num_particles=4, first_steps=400, later_steps=50, batch_size=50, learning_rate=0.02)
+    result = fit_model(KEY, model, x[:500], y[:500], **lengths)
+    scores = model.scores(result.predict(x[500:]), y[500:])
+    assert scores["accuracy"] > 0.8 and scores["brier"] < 0.4 and result.verdict == "trusted"
+
+
+def test_a_recurrent_network_with_two_outputs():
+    "The mean of a sequence, and noise that grows with its last entry."
+    x = RNG.normal(size=(200, 4))
+    y = x.mean(1) + np.exp(0.5 * x[:, -1] - 1) * RNG.normal(size=200)
+    model = bnn(Recurrent, 4, likelihood=NoisyGaussian())
+    lengths = dict(num_particles=3, first_steps=300, later_steps=50, batch_size=50, learning_rate=0.03, walk=False)
+    result = fit_model(KEY, model, x, y, **lengths)
+    predictive = result.predict(x)
+    assert predictive.means.shape == predictive.sds.shape == (3, 200) and result.verdict == "trusted"
+    assert np.corrcoef(np.log(predictive.sds).mean(0), x[:, -1])[0, 1] > 0.5
+
+
+def test_batch_norm_by_running_averages_scales_and_shifts():
+    model = bnn(Averaged, 2)
+    params = model.sample_prior(KEY)
+    assert len(ravel(params["net"])) == 9 + 4 + 6  # the averages are no parameters
+    net = model.prior.weights(params)
+    inside = (X @ net["inside"]["kernel"] + net["inside"]["bias"]) / np.sqrt(1 + 1e-5)
+    by_hand = jnp.tanh(inside * net["norm"]["scale"] + net["norm"]["bias"]) @ net["out"]["kernel"] + net["out"]["bias"]
+    assert_close(model.network(net, jnp.asarray(X)), by_hand[:, 0], rtol=1e-5)
+
+
+def test_dropout_that_hardly_drops_is_noticed():
+    class Rarely(Dropping):
+        def __init__(self, rngs):
+            super().__init__(rngs)
+            self.drop = nnx.Dropout(0.005, deterministic=False, rngs=rngs)
+
+    with pytest.raises(ValueError, match="switch dropout off"):
+        bnn(Rarely, 2)
+
+
+def memory_to_predict(rows, networks):
+    "Bytes that the compiler needs for what so many networks say of so many rows, beside rows and answers."
+    model = mlp(10, (200,))
+    shape = lambda leaf: jax.ShapeDtypeStruct((networks, *leaf.shape), leaf.dtype)
+    particles = jax.tree.map(shape, jax.eval_shape(model.sample_prior, KEY))
+    x = jax.ShapeDtypeStruct((rows, 10), jnp.float32)
+    compiled = jax.jit(lambda particles, x: all_outputs(model, particles, x)).lower(particles, x).compile()
+    return compiled.memory_analysis().temp_size_in_bytes
+
+
+def test_predictions_of_many_rows_in_bounded_memory():
+    "Twenty networks of 200 units on 100,000 rows would hold 1.6 GB of hidden units; 400 networks twenty times that."
+    copies = 3 * 100_000 * (10 + 20) * 4  # of rows and of answers
+    assert memory_to_predict(100_000, 20) < copies + 2.5 * 2**16 * 200 * 4 < 1.6e9 / 8
+    assert memory_to_predict(20_000, 400) < 3 * 20_000 * (10 + 400) * 4 + 2.5 * 2**16 * 200 * 4

@@ -72,10 +72,13 @@ STARTS = [p for p in NOTEBOOKS if p.parent.name == "tutorials" or p.stem == "10_
 
 @pytest.mark.parametrize("path", STARTS, ids=named)
 def test_every_tutorial_opens_in_colab(path):
-    "By a link in the second cell, to this very notebook; there pip must find the package, so the cell says how."
+    "By a link in the second cell, to this very notebook; there the next cell installs what the tutorial needs."
     second = cells(path)[1][1]
     where = f"https://colab.research.google.com/github/mmdfw-developers/mmdfw/blob/main/nbs/{named(path)}.ipynb"
-    assert f"[Open in Colab]({where})" in second and "pip install" in second
+    assert f"[Open in Colab]({where})" in second
+    wanted = "'mmdfw[tutorials] @ git+https://github.com/mmdfw-developers/mmdfw'"  # matplotlib is no part of the core
+    assert f"pip install {wanted}" in second
+    assert '"google.colab" in sys.modules' in cells(path)[2][1] and wanted in cells(path)[2][1]
 
 
 def test_the_sidebar_is_in_the_order_of_reading():

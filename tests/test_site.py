@@ -108,6 +108,13 @@ LOOK = """() => {
     broken: all('main img').filter(i => i.complete && !i.naturalWidth).map(i => i.src),
   };
 }"""
+SCROLLS = """() => {
+  const wider = (e, width) => width > e.clientWidth + 1 && e.clientWidth > 0;
+  const all = (what) => [...document.querySelectorAll('main ' + what)];
+  const drawn = e => e.querySelector('mjx-math, svg')?.getBoundingClientRect().width ?? 0;
+  return [...all('pre').filter(e => wider(e, e.scrollWidth)),
+          ...all('mjx-container[display="true"]').filter(e => wider(e, drawn(e)))].map(e => e.textContent.slice(0, 60));
+}"""
 WIDER = "() => Math.max(document.documentElement.scrollWidth, document.body.scrollWidth) - window.innerWidth"
 
 
@@ -126,12 +133,14 @@ def visit(page, address, name, first, second):
         page.wait_for_function("window.MathJax && MathJax.startup && MathJax.startup.promise")
     page.evaluate("() => window.MathJax && MathJax.startup ? MathJax.startup.promise.then(() => 1) : 1")
     wider = {first["width"]: page.evaluate(WIDER)}
+    scrolls = page.evaluate(SCROLLS) if first == DESK else None
     seen = page.evaluate(LOOK)
     page.set_viewport_size(second)
     wider[second["width"]] = page.evaluate(WIDER)
+    scrolls = page.evaluate(SCROLLS) if scrolls is None else scrolls
     for event, hear in listen.items():
         page.remove_listener(event, hear)
-    return seen | {"errors": errors, "address": address, "overflow": wider[PHONE["width"]]}
+    return seen | {"errors": errors, "address": address, "overflow": wider[PHONE["width"]], "scrolls": scrolls}
 
 
 def search(page, address):
@@ -220,6 +229,10 @@ def test_figures_are_there_and_have_words(visits):
 
 def test_pages_fit_a_phone(visits):
     assert complaints(visits, lambda seen: seen["overflow"] > 0 and f"{seen['overflow']} pixels too wide") == {}
+
+
+def test_formulas_and_signatures_fit_a_desk(visits):
+    assert complaints(visits, lambda seen: seen["scrolls"]) == {}
 
 
 def test_search_finds_a_name(visits):

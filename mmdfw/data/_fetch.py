@@ -8,6 +8,7 @@ __all__ = ['fetch']
 # %% ../../nbs/library/65_fetch.ipynb #699bcc04
 import hashlib, os, tempfile
 from pathlib import Path
+from urllib.parse import urlsplit
 from mmdfw._checks import check_choice, check_count
 from mmdfw._later import needed
 from mmdfw.data._read import BROKEN, unpack
@@ -30,8 +31,16 @@ def check_published(path: Path, source: Source) -> Path:
     return path
 
 
+def check_address(url: str):
+    "Sets come by https alone, or from this very machine."
+    parts = urlsplit(url)
+    if parts.scheme != "https" and parts.hostname not in ("127.0.0.1", "::1", "localhost"):
+        raise ValueError(f"sets are fetched by https alone, got {url!r}")
+
+
 def download(url: str, path: Path, source: Source, progress=None, retries: int = 1) -> Path:
     "Fetch, check, and only then move into place."
+    check_address(url)
     pooch = needed("pooch", "fetch")
     with tempfile.TemporaryDirectory(prefix=".fetching-", dir=path.parent) as folder:
         keeper = pooch.create(

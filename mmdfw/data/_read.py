@@ -6,15 +6,18 @@
 __all__ = []
 
 # %% ../../nbs/library/62_read.ipynb #ad28002e
-import gzip, io, struct, warnings, zipfile, zlib
+import csv, gzip, io, struct, warnings, zipfile, zlib
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 import numpy as np, pandas as pd
-from mmdfw.data._table import Table, as_table
+from mmdfw._files import arrays_in
+from mmdfw.data._columns import prepared_table
+from mmdfw.data._table import Table, as_table, named_twice, some_of
 
 # %% ../../nbs/library/62_read.ipynb #5a29ceab
 BROKEN = (  # what reading a damaged file may raise
     ValueError,
+    csv.Error,
     EOFError,
     gzip.BadGzipFile,
     zipfile.BadZipFile,
@@ -24,10 +27,12 @@ BROKEN = (  # what reading a damaged file may raise
     NotImplementedError,
     RuntimeError,
     OverflowError,
+    MemoryError,
     KeyError,
     IndexError,
     pd.errors.ParserWarning,
 )
+EXACT = {} if int(pd.__version__.split(".")[0]) >= 3 else {"float_precision": "round_trip"}  # every digit as written
 LIMIT = 2**30  # bytes of content; the largest published file, Year, has less than half
 
 
@@ -62,34 +67,53 @@ def check_header(names: list) -> list:
         )
     if pd.to_numeric(pd.Series(names), errors="coerce").notna().all():
         raise ValueError(f"its first line must name the columns, but holds numbers: {names[:5]}")
-    twice = sorted({n for n in names if names.count(n) > 1})
-    if twice:
-        raise ValueError(f"its first line has names more than once: {twice}")
+    if twice := named_twice(names):
+        raise ValueError(f"its first line has names more than once: {some_of(twice)}")
     return names
 
 
+def as_utf8(data: bytes) -> bytes:
+    "Text that says it is UTF-16 as UTF-8; what is neither is refused, because a guess could be wrong."
+    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        return data.decode("utf-16").encode()
+    try:
+        data.decode("utf-8-sig")
+    except UnicodeDecodeError as problem:
+        wrong = f"byte 0x{data[problem.start]:02x} at {problem.start}"
+        raise ValueError(f"it is not UTF-8 text ({wrong}): save it with the encoding UTF-8") from None
+    return data
+
+
+def separator(text: bytes) -> str:
+    "A comma; a tab or a semicolon where these are in the first line and no comma is."
+    first = text.lstrip().partition(b"\n")[0]
+    return next((sign for sign in ("\t", ";") if sign.encode() in first and b"," not in first), ",")
+
+
 def read_csv(path: Path) -> pd.DataFrame:
-    "A user's comma-separated file with a header line; may be gzipped."
-    text = unpack(path.read_bytes(), path.stem)
+    "A user's file with a header line, its columns separated by commas, tabs or semicolons; may be gzipped."
+    text = as_utf8(unpack(path.read_bytes(), path.stem))
     if not text.strip():
         raise ValueError("it is empty")
-    options = dict(header=None, index_col=False, skipinitialspace=True, encoding="utf-8-sig")
-    first = pd.read_csv(io.BytesIO(text), nrows=1, dtype=str, keep_default_na=False, **options)
-    names = check_header([n.strip() for n in first.iloc[0]])
+    options = dict(header=None, index_col=False, skipinitialspace=True, encoding="utf-8-sig", sep=separator(text))
+    lines = io.TextIOWrapper(io.BytesIO(text), "utf-8-sig", newline="")
+    rows = csv.reader(lines, delimiter=options["sep"], skipinitialspace=True)
+    names = check_header([name.strip() for name in next(row for row in rows if row)])
     with warnings.catch_warnings():
         warnings.simplefilter("error", pd.errors.ParserWarning)
-        return pd.read_csv(io.BytesIO(text), low_memory=False, **(options | dict(header=0, names=names)))
+        return pd.read_csv(io.BytesIO(text), low_memory=False, **EXACT, **(options | dict(header=0, names=names)))
 
 # %% ../../nbs/library/62_read.ipynb #dae79270
 def read_arrays(path: Path) -> tuple:  # x, and y or None
     "NumPy's own files, never with pickled objects."
     with open(path, "rb") as file:
-        held = np.load(file, allow_pickle=False)
-        if isinstance(held, np.ndarray):
-            return held, None
-        if not {"x", "y"} <= set(held.files):
-            raise ValueError(f"it must hold arrays x and y, and holds {held.files}")
-        return held["x"], held["y"]
+        if file.read(2) != b"PK":
+            file.seek(0)
+            return np.load(file, allow_pickle=False), None
+    held = arrays_in(path)
+    if not {"x", "y"} <= held.keys():
+        raise ValueError(f"it must hold arrays x and y, and holds {list(held)}")
+    return held["x"], held["y"]
 
 
 def read_any(path: Path) -> tuple[Any, Any]:  # x, and y or None
@@ -97,13 +121,26 @@ def read_any(path: Path) -> tuple[Any, Any]:  # x, and y or None
     return read_arrays(path) if path.suffix in (".npy", ".npz") else (read_csv(path), None)
 
 
+def frame_of_file(path: Path) -> pd.DataFrame:
+    "The columns of a user's file."
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder; name a file in it")
+    x = read_whole(path)[0]
+    return x if isinstance(x, pd.DataFrame) else pd.DataFrame(x).rename(columns=lambda i: f"x{i}")
+
+
+def read_whole(path: Path) -> tuple[Any, Any]:  # x, and y or None
+    "A user's file, or a ValueError that names it."
+    try:
+        return read_any(path)
+    except BROKEN as problem:
+        pickled = "it holds pickled objects, which may run anything when read; save plain numbers"
+        raise ValueError(f"{path} cannot be read: {pickled if 'pickle' in str(problem) else problem}") from problem
+
+
 def load_file(path: Path, target: str | int | None = None) -> Table:
     "A user's CSV, .npy or .npz as a table."
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder; name a file in it")
-    try:
-        x, y = read_any(path)
-    except BROKEN as problem:
-        pickled = "it holds pickled objects, which may run anything when read; save plain numbers"
-        raise ValueError(f"{path} cannot be read: {pickled if 'pickle' in str(problem) else problem}") from problem
-    return as_table(x, y, target, path.name)
+    x, y = read_whole(path)
+    return prepared_table(x, target, path.name) if isinstance(x, pd.DataFrame) else as_table(x, y, target, path.name)

@@ -9,7 +9,7 @@ __all__ = ['Scaler', 'column_scales', 'Split', 'split', 'standardise']
 from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
-from mmdfw._checks import check_count
+from mmdfw._checks import check_count, check_kind
 from mmdfw.data._table import Table, check_binary
 
 # %% ../../nbs/library/61_split.ipynb #1198ef22
@@ -106,6 +106,7 @@ def split(
     test=None,  # row numbers; with `train`
 ) -> Split:
     "Cut a table in two and standardise both parts by the first."
+    check_kind("table", table, Table, "as_table(x, y) or load_table('mine.csv', target='price')", optional=False)
     num = len(table.y)
     shuffled = train is None and test is None
     rows = split_rows(num, seed, test_fraction) if shuffled else given_rows(num, train, test)

@@ -7,6 +7,7 @@ __all__ = ['Table', 'as_table']
 
 # %% ../../nbs/library/60_table.ipynb #967509eb
 import sys
+from collections import Counter
 from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
@@ -22,6 +23,9 @@ class Table(NamedTuple):
     columns: tuple  # names of the inputs
     target: str  # name of y
     note: str = ""  # what whoever reports results must add
+    prepared: str = ""  # what was done to the columns of a file, in a sentence
+    recipe: tuple = ()  # how each column of a file became numbers
+    labels: tuple = ()  # of 0 and of 1, where the target was text
 
 # %% ../../nbs/library/60_table.ipynb #8bcc9594
 def check_numbers(name: str, values, ndim: int) -> np.ndarray:
@@ -52,18 +56,29 @@ def check_frame(name: str, frame: Any):
     "Columns of a pandas frame must have names of their own and hold real numbers."
     pd = needed("pandas", "a data frame")  # here, because arrays need none
     names = [str(c) for c in frame.columns]
-    twice = sorted({c for c in names if names.count(c) > 1})
+    twice = named_twice(names)
     if twice:
-        raise ValueError(f"{name} has several columns called {twice}; each needs a name of its own")
-    for column, (_, values) in zip(names, frame.items()):
-        if len(values) == 0 or pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_complex_dtype(values):
-            continue
+        raise ValueError(f"{name} has several columns called {twice[:10]}; each needs a name of its own")
+    numeric = lambda dtype: pd.api.types.is_numeric_dtype(dtype) and not pd.api.types.is_complex_dtype(dtype)
+    for i in [i for i, dtype in enumerate(frame.dtypes) if len(frame) and not numeric(dtype)]:
+        column, values = names[i], frame.iloc[:, i]
         wrong = values[pd.to_numeric(values.astype(str), errors="coerce").isna() & values.notna()]
         example = (wrong if len(wrong) else values).iloc[0]
-        raise ValueError(
-            f"{name}: column {column!r} is not numeric, it holds {example!r}; drop it, "
-            "or encode it (two classes as 0 and 1, more with pandas.get_dummies)"
-        )
+        cure = "drop it, or encode it (two classes as 0 and 1, more with pandas.get_dummies)"
+        if isinstance(example, str) and example.replace(",", "").replace(".", "").strip(" -+").isdigit():
+            cure = "write numbers with a decimal point, and without commas"
+        raise ValueError(f"{name}: column {column!r} is not numeric, it holds {repr(example)[:100]}; {cure}")
+
+
+def named_twice(names: list) -> list:
+    "Names that occur more than once."
+    return sorted(name for name, times in Counter(names).items() if times > 1)
+
+
+def some_of(names: Any, most: int = 20) -> str:
+    "A list of names, or its beginning and how many more there are."
+    shown = str(list(names[:most]))
+    return shown if len(names) <= most else f"{shown[:-1]}, ... {len(names) - most:,} more]"
 
 
 def named_columns(name: str, x) -> tuple[Float[np.ndarray, "rows columns"], tuple]:
@@ -80,12 +95,12 @@ def named_columns(name: str, x) -> tuple[Float[np.ndarray, "rows columns"], tupl
 def target_position(name: str, columns: tuple, target: str | int | None) -> int:
     "Which column is meant: by name, or by position."
     if target is None:
-        raise ValueError(f"{name} needs a target: give y, or target= one of the columns {list(columns)}")
+        raise ValueError(f"{name} needs a target: give y, or target= one of the columns {some_of(columns)}")
     if str(target) in columns:
         return columns.index(str(target))
     if isinstance(target, (int, np.integer)) and -len(columns) <= target < len(columns):
         return int(target) % len(columns)
-    raise ValueError(f"{name} has no column {target!r}; its columns are {list(columns)}")
+    raise ValueError(f"{name} has no column {target!r}; its columns are {some_of(columns)}")
 
 # %% ../../nbs/library/60_table.ipynb #2318118c
 def as_table(

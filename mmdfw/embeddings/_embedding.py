@@ -15,7 +15,7 @@ import jax, jax.numpy as jnp, numpy as np
 from jaxtyping import Array, Float, Int
 from mmdfw._checks import check_choice, check_positive, on_device, pytree_dataclass, static
 from mmdfw.kernels._fourier import RandomFourier
-from mmdfw.kernels._kernel import RBF, Kernel, by_numpy, in_units
+from mmdfw.kernels._kernel import RBF, Kernel, by_numpy, check_kernel_for, in_units
 from mmdfw.kernels._multiscale import MultiscaleRBF, octave_sums
 from mmdfw._mixture import GaussianMixture, log_normal
 from mmdfw._mmd import check_set, kernel_mean
@@ -250,7 +250,7 @@ def exact_embedding(
     error2: Any = None,  # squared MMD of the mixture itself, where it only stands for the target; NaN where unknown
 ) -> Embedding:
     "The closed-form embedding of a Gaussian mixture."
-    kernel.check(mixture.means.shape[1])
+    check_kernel_for(kernel, mixture.means.shape[1])
     found = kernel.closed_mean(mixture)
     if found is None:
         raise ValueError(
@@ -299,7 +299,7 @@ def reference_error2(
 def check_reference(kernel: Kernel, points: Any, weights: Any, effective_size: Any) -> tuple:  # -> points, weights
     "A weighted set that may stand for a target; its weights scaled to sum to one."
     points, weights = check_set("points", points, "weights", weights)
-    kernel.check(points.shape[1])
+    check_kernel_for(kernel, points.shape[1])
     if effective_size is not None:
         check_positive("effective_size", effective_size)
     shares = np.asarray(weights, float)

@@ -199,7 +199,7 @@ def child(asked: str, path: str):
 
 def read_runs(path: Path) -> dict:  # name -> Ran
     "What a child left in a file."
-    with np.load(path) as file:
+    with np.load(path, allow_pickle=False) as file:
         took = json.loads(str(file["took"]))
         weights = {name: file[f"weights {name}"] if f"weights {name}" in file else None for name in took}
         return {name: Ran(file[f"positions {name}"], weights[name], *took[name]) for name in took}

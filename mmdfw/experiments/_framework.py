@@ -9,7 +9,7 @@ __all__ = []
 import json, os, pkgutil, platform, shutil, signal, subprocess, sys, tempfile, threading, time
 from abc import ABC, abstractmethod
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
 from importlib.metadata import version
@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, Callable, NamedTuple
 import jax, matplotlib.pyplot as plt, numpy as np
 from tqdm import tqdm
-from mmdfw._checks import check_choice, check_count, check_positive, show_progress
+from mmdfw._checks import check_choice, check_count, check_positive, one_thread, show_progress
 from mmdfw.data._load import load_table
 from mmdfw.data._table import Table
-from mmdfw._files import cached, versions, whole_file, write_json
+from mmdfw._files import cached, check_writable, versions, whole_file, write_json
 from mmdfw.plots import plot_style
 
 # %% ../../nbs/experiments/00_framework.ipynb #e2699c7a
@@ -213,15 +213,6 @@ def check_parts(parts: tuple) -> tuple:
             raise ValueError(f"no two parts may have the same {name}, but these are there twice: {sorted(twice)}")
     return tuple(parts)
 
-
-def one_blas_thread() -> AbstractContextManager:
-    "One thread for LAPACK, where threadpoolctl can ask for it: several wait for each other when a core is busy."
-    try:
-        from threadpoolctl import threadpool_limits
-    except ImportError:
-        return nullcontext()
-    return threadpool_limits(1, user_api="blas")
-
 # %% ../../nbs/experiments/00_framework.ipynb #ba65a476
 def run_trials(experiment: Experiment, settings: Settings, num_trials: int, folder: Path, progress) -> Findings:
     "All parts of all trials, one trial after the other."
@@ -233,7 +224,7 @@ def run_trials(experiment: Experiment, settings: Settings, num_trials: int, fold
     trials = []
     with (
         tqdm(total=total, disable=not show_progress(progress), desc=title, unit="part") as bar,
-        one_blas_thread() if at_once > 1 else nullcontext(),
+        one_thread() if at_once > 1 else nullcontext(),
         ThreadPoolExecutor(at_once) as pool,
     ):
         for trial in (Trial(seed, settings) for seed in seeds):
@@ -340,6 +331,7 @@ def perform(
     path = Path(path)
     folder = path.parent / ".parts" / path.stem
     check_options(experiment, given)
+    check_writable([path])  # now, and not after hours
     if experiment.of:
         found = combine(experiment, path.parent, dict(quick=quick, seed=seed) | given, progress)
     else:

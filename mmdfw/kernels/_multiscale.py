@@ -111,6 +111,7 @@ def octaves(
     points: Float[np.ndarray, "m d"],  # in units of the metric
     weights: Float[np.ndarray, " m"],  # summing to one
     num_points: int = 512,  # distances are taken among so many, evenly spaced by weight
+    finest: float = 0.0,  # no scale is narrower: rounding moves points by as much
 ) -> Float[np.ndarray, " J"]:
     "The median distance, and its halves down to where particles hardly see each other."
     from scipy.spatial.distance import pdist  # here, because a kernel that is given needs none
@@ -126,8 +127,9 @@ def octaves(
     middle = np.partition(each, (len(each) - 1) // 2)[(len(each) - 1) // 2]
     widest = np.sqrt(middle if middle > 0 else np.max(r2))
     scales = widest / 2.0 ** np.arange(MOST_SCALES)
+    scales = scales[(scales >= finest) | (scales == widest)]
     chance = lambda s: mass @ np.exp(r2 * (-0.5 / s**2)) / mass.sum()
-    number = next((j for j, s in enumerate(scales) if chance(s) < 1 / NEIGHBOURS), MOST_SCALES)
+    number = next((j for j, s in enumerate(scales) if chance(s) < 1 / NEIGHBOURS), len(scales))
     return scales[: max(1, number)]
 
 # %% ../../nbs/theory/14_multiscale.ipynb #219e6b4b
@@ -141,9 +143,10 @@ def default_kernel(
     w = np.asarray(check_weights("weights", weights, len(x)), float)
     w = np.maximum(w, 0) / np.sum(np.maximum(w, 0))
     centre = w @ x
-    root = metric_root(x, w, float(jnp.finfo(points.dtype).eps))
+    eps = float(jnp.finfo(points.dtype).eps)
+    root = metric_root(x, w, eps)
     u = (x - centre) / root if root.ndim == 1 else solve_triangular(root, (x - centre).T, lower=True).T
-    scales = octaves(u, w)
+    scales = octaves(u, w, finest=np.sqrt(10 * eps * (w @ np.sum(u**2, 1))))
     number, room = len(scales), FOURS * -(-len(scales) // FOURS)
     as_points = lambda array: on_device(array, points.dtype)
     shares = np.where(np.arange(room) < number, 1 / number, 0.0)

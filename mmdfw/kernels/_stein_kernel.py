@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from mmdfw._checks import check_positive, pytree_dataclass
+from mmdfw._checks import check_kind, check_positive, pytree_dataclass
 from mmdfw._target import as_pytree_function, same_function
 from mmdfw.kernels._fourier import RandomFourier
 from mmdfw.kernels._kernel import (
@@ -224,6 +224,9 @@ class Stein(Kernel):
     evaluations_per_point = 1
 
     def __post_init__(self):
+        check_kind("base", self.base, Kernel, "mmdfw.IMQ(1.0)", optional=False)
+        if not callable(self.score_fn):
+            raise ValueError(f"score_fn must be a function, the gradient of the log density; got {self.score_fn!r}")
         object.__setattr__(self, "score_fn", as_pytree_function(self.score_fn))
 
     @property

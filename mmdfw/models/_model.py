@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Iterator, NamedTuple
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int, Num
-from mmdfw._checks import GrowthStopped, check_count, pytree_dataclass, static
+from mmdfw._checks import GrowthStopped, check_count, check_kind, pytree_dataclass, static, warn_user
 from mmdfw._processes import local
 from mmdfw._trust import Finding
 from mmdfw._target import Density, Target, as_target, layout_of
@@ -101,15 +101,26 @@ def check_data(
         raise ValueError(f"x must be (rows, columns) with at least one of each, got shape {x.shape}")
     if y.shape != (len(x),):
         raise ValueError(f"y must have shape ({len(x)},) to match x, got {y.shape}")
-    for name, a in (("x", x), ("y", y)):
-        if not np.issubdtype(a.dtype, np.number) or np.iscomplexobj(a):
-            raise ValueError(f"{name} must hold numbers, got dtype {a.dtype}")
-        bad = np.flatnonzero(~np.isfinite(a.reshape(len(a), -1).astype(float)).all(1))
-        if len(bad):
-            raise ValueError(f"{name} holds NaN or infinite entries in {len(bad)} rows, the first: {bad[:5].tolist()}")
+    check_numbers("x", x)
+    check_numbers("y", y)
     if model is not None:
         model.check_targets(y)
     return x.astype(jnp.result_type(float)), y.astype(jnp.result_type(float))
+
+
+def column_names(x: Any) -> tuple | None:
+    "What the columns of a data frame are called, if each has a name of its own."
+    names = getattr(x, "columns", None)
+    return None if names is None or len(set(names)) < len(names) else tuple(names)
+
+
+def check_numbers(name: str, a: np.ndarray):
+    "Refuse what is no finite real number."
+    if not np.issubdtype(a.dtype, np.number) or np.iscomplexobj(a):
+        raise ValueError(f"{name} must hold numbers, got dtype {a.dtype}")
+    bad = np.flatnonzero(~np.isfinite(a.reshape(len(a), -1)).all(1))
+    if len(bad):
+        raise ValueError(f"{name} holds NaN or infinite entries in {len(bad)} rows, the first: {bad[:5].tolist()}")
 
 # %% ../../nbs/library/70_model.ipynb #70d10002
 def mixed(bits: jax.Array) -> jax.Array:
@@ -142,6 +153,7 @@ class Posterior(Density):
     scale: Any = 1.0  # how many rows each of these stands for
     mesh: Any = static(None)  # devices that the chunks are spread over
     batch_size: int = static(100)  # rows of a minibatch
+    columns: tuple | None = static(None)  # names of the columns of x, where they have names
     shares: Any = static(None)  # rows of each process, where several processes gave them
 
     def __call__(self, params):
@@ -157,10 +169,7 @@ class Posterior(Density):
 
     def predict(self, particles, weights, x):
         "What weighted parameters say of y at rows of x: a predictive distribution."
-        x, columns = jnp.asarray(x, jnp.result_type(float)), self.x.shape[-1]
-        if x.ndim != 2 or x.shape[1] != columns:
-            raise ValueError(f"x must be (rows, {columns}), as in the fit, got shape {x.shape}")
-        return self.model.predict(particles, weights, x)
+        return self.model.predict(particles, weights, rows_to_predict(self, x))
 
     def findings(self, particles, weights):
         "Whether predictions of the rows are better than the best constant."
@@ -233,6 +242,8 @@ def posterior(
     batch_size: int = 100,  # rows of a minibatch, for methods that move on minibatches
 ) -> Posterior:
     "A model and its data; the rows are laid out in chunks once."
+    check_kind("model", model, Model, "mmdfw.mlp(3) or mmdfw.Logistic(3)", optional=False)
+    columns = column_names(x)
     x, y = map(jnp.asarray, check_data(x, y, model))
     scale = 1.0 if num_rows is None else check_count("num_rows", num_rows, len(y)) / len(y)
     size = min(check_count("chunk_size", chunk_size), len(y))
@@ -244,7 +255,7 @@ def posterior(
 
     mask = lay(jnp.ones(len(y), x.dtype), jnp.zeros((), x.dtype))
     check_count("batch_size", batch_size)
-    target = Posterior(model, lay(x, x[0]), lay(y, y[0]), mask, len(y), scale, None, batch_size)
+    target = Posterior(model, lay(x, x[0]), lay(y, y[0]), mask, len(y), scale, None, batch_size, columns)
     check_model(target)
     return target
 
@@ -275,9 +286,16 @@ def against_constant(posterior: Posterior, particles, weights, most: int = 2000)
     rows = posterior.num_rows
     x, y = map(np.asarray, rows_by_number(posterior, np.linspace(0, rows - 1, min(rows, most)).astype(int)))
     constant = posterior.model.task.constant_score(y)
-    if len(np.unique(y)) < 2 or np.isnan(constant):
+    if len(np.unique(y)) < 2:
+        words = "the target is the same for all rows: there is nothing to learn from them"
+        return (Finding("targets that are all the same", 1.0, 0.5, np.inf, words),)
+    if np.isnan(constant):
         return ()
-    predictive = posterior.model.predict(particles, jnp.asarray(weights), jnp.asarray(x))
+    try:
+        predictive = posterior.model.predict(particles, jnp.asarray(weights), jnp.asarray(x))
+    except ValueError as problem:  # what a predictive distribution refuses
+        words = f"no prediction can be made of the training rows ({problem}): take a smaller learning_rate"
+        return (Finding("predictions that are not finite", 1.0, 0.0, 0.5, words),)
     if not hasattr(predictive, "log_likelihood"):  # a model of the user's own may predict in its own way
         return ()
     told = predictive.log_likelihood(y)
@@ -287,6 +305,44 @@ def against_constant(posterior: Posterior, particles, weights, most: int = 2000)
         "zero weights, the steps may be too few, or the columns say nothing of the target"
     )
     return (Finding("log likelihood of a row, short of the best constant's by", loss, -0.01, -0.002, words),)
+
+# %% ../../nbs/library/70_model.ipynb #70pr0002
+FAR = 5.0  # standard deviations of a column
+
+
+def rows_to_predict(posterior: Posterior, x: Any) -> Float[Array, "rows d"]:
+    "Rows for a prediction, checked against those of the fit."
+    names, columns = column_names(x), posterior.x.shape[-1]
+    if names is not None and posterior.columns is not None:
+        missing = [name for name in posterior.columns if name not in names]
+        if missing:
+            raise ValueError(f"x lacks the columns {missing[:10]} of the fit; it has {list(names[:10])}")
+        x = x[list(posterior.columns)]
+    known = not isinstance(x, jax.core.Tracer)
+    x = np.asarray(x) if known else x
+    if x.ndim != 2 or x.shape[1] != columns:
+        raise ValueError(f"x must be (rows, {columns}), as in the fit, got shape {x.shape}")
+    if known:
+        check_numbers("x", x)
+        warn_if_far(posterior, x)
+    return jnp.asarray(x, jnp.result_type(float))
+
+
+def warn_if_far(posterior: Posterior, x: np.ndarray, most: int = 2000):
+    "Say it where most rows lie beyond all that the model has seen."
+    if posterior.mesh is not None or not len(x):
+        return
+    seen = posterior.rows()[0]
+    seen = seen[np.linspace(0, len(seen) - 1, min(len(seen), most)).astype(int)]
+    centre, spread = seen.mean(0), seen.std(0)
+    away = np.median(np.abs(x - centre), 0) / np.where(spread > 0, spread, np.inf)
+    if np.max(away) > FAR:
+        at = int(np.argmax(away))
+        name = f"column {at}" if posterior.columns is None else f"column {posterior.columns[at]!r}"
+        warn_user(
+            f"most rows to predict lie far from those of the fit, {np.max(away):.3g} standard deviations in {name}: "
+            "were they standardised in the same way?"
+        )
 
 # %% ../../nbs/library/70_model.ipynb #82ae38ab
 def draw_rows(
@@ -357,4 +413,5 @@ def spread(
         target.scale,
         mesh,
         target.batch_size,
+        target.columns,
     )

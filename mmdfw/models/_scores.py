@@ -31,6 +31,11 @@ def accuracy(predictive: BernoulliPredictive, y: Num[Any, " rows"]) -> Float[Arr
     right = (predictive.probability >= 0.5) == (check_labels(y, predictive.logits) == 1)
     return jnp.mean(right, dtype=predictive.logits.dtype)
 
+
+def binary_brier(predictive: BernoulliPredictive, y: Num[Any, " rows"]) -> Float[Array, ""]:
+    "Mean squared distance between the probabilities of both labels and the truth: 0 at best, 2 at worst."
+    return 2 * jnp.mean((predictive.probability - check_labels(y, predictive.logits)) ** 2)
+
 # %% ../../nbs/library/69_scores.ipynb #ca853bad
 def regression_scores(
     predictive: GaussianPredictive,
@@ -53,10 +58,11 @@ def classification_scores(
     predictive: BernoulliPredictive,
     y: Num[Any, " rows"],  # labels 0 and 1
 ) -> dict:
-    "Accuracy, mean log likelihood, expected calibration error in ten bins."
+    "Accuracy, mean log likelihood, Brier score, expected calibration error in ten bins."
     return as_floats(
         accuracy=accuracy(predictive, y),
         log_likelihood=mean_log_likelihood(predictive, y),
+        brier=binary_brier(predictive, y),
         calibration_error=expected_calibration_error(predictive, y),
     )
 

@@ -137,25 +137,29 @@ class WalkOracle(Oracle):
         fetch = self.flock.rows if rows is None else lambda batch: batch
         uphill = jnp.where(search.gait.taken + problem.particles.count > 0, 0.0, self.climb * total)
 
-        def climbing(search):
-            rate = lambda taken: self.flock.rate(problem.particles.count, taken, jnp.maximum(uphill, 1.0))
-            one = lambda walk, batch: (
-                climb_on(self.flock, walk, problem.particles, fetch(batch), rate(walk.flock.taken)),
-                None,
-            )
-            end = jax.lax.scan(one, search, drawn)[0]
-            return end._replace(gait=self.arrive(end))
-
-        def walking(search):
-            def one(gait, given):
-                batch, key = given
-                estimate = lambda u: self.flock.estimates(u, *fetch(batch))
-                return walk_on(gait, key, estimate), None
-
-            keys = jax.random.split(noise_key, self.piece)
-            return search._replace(gait=jax.lax.scan(one, search.gait, (drawn, keys))[0])
-
+        climbing = lambda search: self.climbing(search, problem, drawn, fetch, jnp.maximum(uphill, 1.0))
+        walking = lambda search: self.walking(search, noise_key, drawn, fetch)
         return jax.lax.cond(search.flock.taken + 0.5 * self.piece < uphill, climbing, walking, search)
+
+    def climbing(self, search, problem, drawn, fetch, uphill):
+        "One piece uphill, on drawn rows, of so many steps in all."
+        rate = lambda taken: self.flock.rate(problem.particles.count, taken, uphill)
+
+        def one(walk, batch):
+            return climb_on(self.flock, walk, problem.particles, fetch(batch), rate(walk.flock.taken)), None
+
+        end = jax.lax.scan(one, search, drawn)[0]
+        return end._replace(gait=self.arrive(end))
+
+    def walking(self, search, key, drawn, fetch):
+        "One piece of walking, on drawn rows; particles that are there already are not asked."
+
+        def one(gait, given):
+            batch, key = given
+            return walk_on(gait, key, lambda u: self.flock.estimates(u, *fetch(batch))), None
+
+        keys = jax.random.split(key, self.piece)
+        return search._replace(gait=jax.lax.scan(one, search.gait, (drawn, keys))[0])
 
     def arrive(self, walk: Walk) -> Gait:
         "Walkers where the flock stands, with the mass that its scores say."

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Key
 from scipy.fft import irfft, next_fast_len, rfft
 from scipy.special import ndtri
 from tqdm import tqdm
+from mmdfw._checkpoint import NOT_KEPT, Checkpoint, open_checkpoint, owner_of, with_leaves
 from mmdfw._checks import check_count, check_positive, pytree_dataclass, show_progress, warn_user
 from mmdfw._files import cached, program_digest
 from mmdfw._later import later
@@ -243,16 +244,29 @@ jitted_draws = jax.jit(draw_some)
 
 
 def draw_all(
-    target: Callable, key: Key[Array, ""], states: Any, parameters: dict, num_draws: int, progress: bool
+    target: Callable,
+    key: Key[Array, ""],
+    states: Any,
+    parameters: dict,
+    num_draws: int,
+    progress: bool,
+    kept: Checkpoint = NOT_KEPT,
 ) -> tuple:  # -> draws, diverged, steps
-    "All draws; where progress is shown, in equal parts of at most a tenth, so that they share one compiled program."
+    "All draws; where progress is shown or parts are kept, in equal parts, so that they share one compiled program."
     keys = jax.random.split(key, (len(parameters["step_size"]), num_draws))
-    size = max(size for size in range(1, 1 + -(-num_draws // 10)) if num_draws % size == 0) if progress else num_draws
+    most = -(-num_draws // (100 if kept.path else 10 if progress else 1))
+    size = max(size for size in range(1, 1 + most) if num_draws % size == 0)
     parts = []
     with tqdm(total=num_draws, disable=not progress, unit="draw", desc="NUTS") as bar:
         for first in range(0, num_draws, size):
-            states, some = jitted_draws(target, keys[:, first : first + size], states, parameters)
-            parts.append(jax.block_until_ready(some))
+
+            def draw(first=first, states=states):
+                states, some = jitted_draws(target, keys[:, first : first + size], states, parameters)
+                return jax.tree.leaves(states), jax.block_until_ready(some)
+
+            leaves, some = kept.stage(f"draws from {first}", draw)
+            states = with_leaves(states, leaves)
+            parts.append(some)
             bar.update(some[1].shape[1])
     return tuple(jnp.concatenate(part, 1) for part in zip(*parts))
 
@@ -303,18 +317,20 @@ def run_chains(
     target_acceptance: float,
     gaussian: GaussianApproximation | None,
     progress: bool,
+    kept: Checkpoint = NOT_KEPT,
 ) -> dict:
     "Warm-up and draws of every chain."
     warm_key, draw_key = jax.random.split(key)
     if gaussian is None:
-        states, parameters, warm_steps = jitted_warm_up(target, warm_key, starts, num_warmup, dense, target_acceptance)
-        draws, diverged, steps = draw_all(target, draw_key, states, parameters, num_draws, progress)
+        warm = lambda: jitted_warm_up(target, warm_key, starts, num_warmup, dense, target_acceptance)
+        states, parameters, warm_steps = kept.stage_of_arrays("warm-up", warm)
+        draws, diverged, steps = draw_all(target, draw_key, states, parameters, num_draws, progress, kept)
     else:
         white = Whitened(target, gaussian.mean, gaussian.root)
-        states, parameters, warm_steps = jitted_warm_step_size(
-            white, warm_key, jitted_whiten(gaussian, starts), num_warmup, target_acceptance
-        )
-        draws, diverged, steps = draw_all(white, draw_key, states, parameters, num_draws, progress)
+        here = jitted_whiten(gaussian, starts)
+        warm = lambda: jitted_warm_step_size(white, warm_key, here, num_warmup, target_acceptance)
+        states, parameters, warm_steps = kept.stage_of_arrays("warm-up", warm)
+        draws, diverged, steps = draw_all(white, draw_key, states, parameters, num_draws, progress, kept)
         draws = gaussian.mean + draws @ gaussian.root.T
     return {
         "draws": draws,
@@ -375,6 +391,7 @@ def nuts(
     gaussian: GaussianApproximation | None = None,  # walk in its coordinates, from its draws, after a short warm-up
     cache: str | None = None,  # a name: the draws are kept on disk, and read from there where nothing has changed
     folder: Any = None,  # of the cache: the one in MMDFW_CACHE if None, else the user's
+    checkpoint: Any = None,  # file, written every few seconds; the same call goes on from it after an accident
     progress: bool | None = None,  # on in a terminal or notebook if None
 ) -> Draws:
     "Draws from a distribution known up to a constant, by the No-U-Turn sampler."
@@ -393,10 +410,14 @@ def nuts(
         num_draws=num_draws, num_warmup=num_warmup, dense=bool(dense), target_acceptance=float(target_acceptance)
     )
 
+    owner = lambda: owner_of("nuts", key, chosen | dict(spread=spread, gaussian=gaussian), target, target.start)
+
     def compute():
         check_starts(target, starts)
-        shown = show_progress(progress) and leads(target)
-        found = local(run_chains(target, run_key, starts, **chosen, gaussian=gaussian, progress=shown))
+        show = show_progress(progress) and leads(target)
+        with open_checkpoint(checkpoint, owner, target) as parts:
+            found = run_chains(target, run_key, starts, **chosen, gaussian=gaussian, progress=show, kept=parts)
+        found = local(found)
         if spans(target):
             check_agreement("the draws", found["draws"])
         looks = 2 * num_chains  # at the starts
@@ -405,7 +426,7 @@ def nuts(
     settings = dict(sampler="nuts", key=run_key, starts=starts) | chosen
     if gaussian is not None:
         settings |= dict(mean=gaussian.mean, root=gaussian.root)
-    with together(target):
+    with together(target, checkpoint):
         found = kept(cache, settings, Target.logdensity, target, (starts[0],), compute, folder)
         return as_draws(found, target, "nuts")
 

@@ -10,7 +10,7 @@ from typing import Any, Callable, NamedTuple
 import jax, jax.numpy as jnp, numpy as np, optax
 from jax.core import Tracer
 from jaxtyping import Array, Float, Int, Key
-from mmdfw._checks import check_choice, check_count, check_positive, pytree_dataclass, warn_user
+from mmdfw._checks import check_choice, check_count, check_kind, check_positive, pytree_dataclass, warn_user
 from mmdfw._target import (
     Density,
     Layout,
@@ -243,6 +243,7 @@ def svgd(
     flat, layout = svgd_starts(logdensity_fn, positions, num_particles)
     key = None if key is None else check_key(key)
     check_count("num_steps", num_steps)
+    check_kind("optimizer", optimizer, optax.GradientTransformation, "optax.adam(0.1)", optional=False)
     if chunk_size is not None:
         check_count("chunk_size", chunk_size)
     if isinstance(bandwidth, str):
