@@ -415,7 +415,7 @@ def nuts(
     def compute():
         check_starts(target, starts)
         show = show_progress(progress) and leads(target)
-        with open_checkpoint(checkpoint, owner) as parts:
+        with open_checkpoint(checkpoint, owner, target) as parts:
             found = run_chains(target, run_key, starts, **chosen, gaussian=gaussian, progress=show, kept=parts)
         found = local(found)
         if spans(target):
@@ -426,7 +426,7 @@ def nuts(
     settings = dict(sampler="nuts", key=run_key, starts=starts) | chosen
     if gaussian is not None:
         settings |= dict(mean=gaussian.mean, root=gaussian.root)
-    with together(target):
+    with together(target, checkpoint):
         found = kept(cache, settings, Target.logdensity, target, (starts[0],), compute, folder)
         return as_draws(found, target, "nuts")
 
