@@ -174,7 +174,8 @@ def time_cold(seed: int, quick: bool, who: str, sizes: list) -> dict:
     "The first run, the programs that it compiled, and the median of three more."
     target, keys = jax.jit(eleven_gaussians)(), [jax.random.key(seed + i) for i in range(4)]
     starts = np.random.default_rng(seed).normal(size=(4, 50, 2)).astype(np.float32)
-    small: dict[str, Any] = dict(num_particles=5, num_evaluations=256, max_refinement_steps=3) if quick else {}
+    few: dict[str, Any] = dict(num_evaluations=256, max_evaluations=2000, max_refinement_steps=3)
+    small = dict(num_particles=5) | few if quick else {}
     begin = np.zeros(2, np.float32)
     run = {
         "fit": lambda i: fit(keys[i], target.logdensity, begin, progress=False, **small),
