@@ -101,7 +101,7 @@ class Ways(Part):
             "walk, 40 particles": walk.add(20, progress=False).predict(data.x_test),
         }
         told["climb"] = fitted(model, walk=False).predict(data.x_test)
-        for name, power in (("warm", 0.5), ("cold", 2.0)):
+        for name, power in list({"warm": 0.5, "cold": 2.0}.items())[: 1 if quick else None]:
             told[name] = fitted(Tempered(model, power)).predict(data.x_test)
         held, used = np.split(np.random.default_rng(trial.seed).permutation(len(data.y)), [len(data.y) // 10])
         some = fitted(model, data.x[used], data.y[used])
