@@ -77,7 +77,7 @@ def check_count(name: str, value, at_least: int = 1) -> int:
     return int(value)
 
 
-def check_kind(name: str, value, kind: type, example: str, optional: bool = True):
+def check_kind(name: str, value, kind: type | tuple, example: str, optional: bool = True):
     "`value` must be an object of this kind, or None where it is optional; not its name, nor its class."
     if not (optional and value is None) and not isinstance(value, kind):
         raise ValueError(f"{name} must be an object such as {example}, got {repr(value)[:200]}")

@@ -178,7 +178,11 @@ def fit_model(
     "Approximate a model's posterior by particles that arrive in batches."
     check_key(key)
     check_kind(
-        "model", model, Model, "mmdfw.mlp(3), mmdfw.Logistic(3) or mmdfw.bnn(lambda rngs: ..., 3)", optional=False
+        "model",
+        model,
+        (Model, Posterior),
+        "mmdfw.mlp(3), mmdfw.Logistic(3) or mmdfw.bnn(lambda rngs: ..., 3)",
+        optional=False,
     )
     check_nouns(kernel, "particles", oracle, step_rule)
     until = Until(check_count("num_particles", num_particles), seconds=seconds)
