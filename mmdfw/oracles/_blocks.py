@@ -291,6 +291,43 @@ class BlockOracle(Oracle):
             evaluations=answer.evaluations * (1 if problem.embedding.has_values else self.blocks.num)
         )
 
+# %% ../../nbs/library/76_blocks.ipynb #62d00102
+def own_estimates(target: Any, positions: jax.Array, rows: tuple, places: jax.Array, own: jax.Array, portion: int):
+    "Log likelihoods of some of a device's rows, those marked as its own, and their slopes: -> (B,), (B, d)."
+    order = jnp.argsort(~own)  # its own come first
+    places = jnp.pad(jnp.where(own, places, 0)[order], (0, portion))
+    x, y, count, model = *rows, jnp.sum(own), target.function.model
+
+    def more(carry):
+        done, values, slopes = carry
+        at = jax.lax.dynamic_slice_in_dim(places, done, portion)
+        counts = done + jnp.arange(portion) < count
+        some = lambda u: row_likelihoods(model, target.layout.unravel(u), x[at], y[at])
+        value, slope = jax.vmap(jax.value_and_grad(lambda u: jnp.sum(jnp.where(counts, some(u), 0.0))))(positions)
+        return done + portion, values + value, slopes + slope
+
+    nothing = jnp.zeros((), count.dtype), jnp.zeros(len(positions), positions.dtype), jnp.zeros_like(positions)
+    return jax.lax.while_loop(lambda carry: carry[0] < count, more, nothing)[1:]
+
+
+def spread_estimates(target: Any, positions: jax.Array, numbers: jax.Array) -> tuple:  # -> (B,), (B, d)
+    "Log densities on a minibatch of a posterior whose rows are spread over devices, and their slopes."
+    p, layout, axis = target.function, target.layout, target.function.mesh.axis_names[0]
+    portion = -(-len(numbers) // p.mesh.size)
+
+    def here(positions, places, x, y):
+        places = places - jax.lax.axis_index(axis) * y.size
+        own = (places >= 0) & (places < y.size)
+        rows = x.reshape(-1, x.shape[-1]), y.reshape(-1)
+        return jax.lax.psum(own_estimates(target, positions, rows, places, own, portion), axis)
+
+    all_of, mine = PartitionSpec(), PartitionSpec(axis)
+    look = jax.shard_map(here, mesh=p.mesh, in_specs=(all_of, all_of, mine, mine), out_specs=all_of, check_vma=False)
+    prior, slope = jax.vmap(jax.value_and_grad(lambda u: p.model.log_prior(layout.unravel(u))))(positions)
+    share = p.num_rows * p.scale / len(numbers)
+    values, slopes = look(positions, p.places(numbers), p.x, p.y)
+    return prior + share * values, slope + share * slopes
+
 # %% ../../nbs/library/76_blocks.ipynb #62d00002
 def cut_flock(flock: Flock, num: int) -> Flock:
     "A flock with a leading axis of workers: what has coordinates is cut, what has none is given to all."
@@ -361,43 +398,6 @@ class BlockBatchOracle(BatchOracle):
         shared = self, particles.used.astype(dtype), drawn, particles.count, total
         worker = lambda mine, shared: advance_block(blocks, rows is None, *mine, *shared)
         return join_flock(run_workers(blocks, worker, mine, shared), search)
-
-# %% ../../nbs/library/76_blocks.ipynb #62d00102
-def own_estimates(target: Any, positions: jax.Array, rows: tuple, places: jax.Array, own: jax.Array, portion: int):
-    "Log likelihoods of some of a device's rows, those marked as its own, and their slopes: -> (B,), (B, d)."
-    order = jnp.argsort(~own)  # its own come first
-    places = jnp.pad(jnp.where(own, places, 0)[order], (0, portion))
-    x, y, count, model = *rows, jnp.sum(own), target.function.model
-
-    def more(carry):
-        done, values, slopes = carry
-        at = jax.lax.dynamic_slice_in_dim(places, done, portion)
-        counts = done + jnp.arange(portion) < count
-        some = lambda u: row_likelihoods(model, target.layout.unravel(u), x[at], y[at])
-        value, slope = jax.vmap(jax.value_and_grad(lambda u: jnp.sum(jnp.where(counts, some(u), 0.0))))(positions)
-        return done + portion, values + value, slopes + slope
-
-    nothing = jnp.zeros((), count.dtype), jnp.zeros(len(positions), positions.dtype), jnp.zeros_like(positions)
-    return jax.lax.while_loop(lambda carry: carry[0] < count, more, nothing)[1:]
-
-
-def spread_estimates(target: Any, positions: jax.Array, numbers: jax.Array) -> tuple:  # -> (B,), (B, d)
-    "Log densities on a minibatch of a posterior whose rows are spread over devices, and their slopes."
-    p, layout, axis = target.function, target.layout, target.function.mesh.axis_names[0]
-    portion = -(-len(numbers) // p.mesh.size)
-
-    def here(positions, places, x, y):
-        places = places - jax.lax.axis_index(axis) * y.size
-        own = (places >= 0) & (places < y.size)
-        rows = x.reshape(-1, x.shape[-1]), y.reshape(-1)
-        return jax.lax.psum(own_estimates(target, positions, rows, places, own, portion), axis)
-
-    all_of, mine = PartitionSpec(), PartitionSpec(axis)
-    look = jax.shard_map(here, mesh=p.mesh, in_specs=(all_of, all_of, mine, mine), out_specs=all_of, check_vma=False)
-    prior, slope = jax.vmap(jax.value_and_grad(lambda u: p.model.log_prior(layout.unravel(u))))(positions)
-    share = p.num_rows * p.scale / len(numbers)
-    values, slopes = look(positions, p.places(numbers), p.x, p.y)
-    return prior + share * values, slope + share * slopes
 
 # %% ../../nbs/library/76_blocks.ipynb #62d00004
 @pytree_dataclass
