@@ -456,7 +456,10 @@ def in_batches(compiled: Callable, target: Target, points: jax.Array) -> Any:  #
     if len(rows) == 1:
         return compiled(target, rows)
     padded = np.concatenate([rows, np.repeat(rows[-1:], -len(rows) % BATCH, axis=0)])
-    parts = [compiled(target, padded[first : first + BATCH]) for first in range(0, len(padded), BATCH)]
+    parts = [
+        jax.block_until_ready(compiled(target, padded[first : first + BATCH]))  # devices that meet do so in order
+        for first in range(0, len(padded), BATCH)
+    ]
     return jax.tree.map(lambda *each: on_device(np.concatenate(each)[: len(rows)]), *parts)
 
 # %% ../nbs/core/03_target.ipynb #03bad002
