@@ -267,7 +267,11 @@ def predict_rows(name, data, level: float = 0.9) -> dict:  # heading -> (rows,)
     if rows is None or job is None:
         raise ValueError(f"{path} was not written by `mmdfw fit`, or by one that predicts no rows: fit again")
     recipe = tuple(Column(**column | {"levels": tuple(column["levels"])}) for column in rows["columns"])
-    numbers = numbers_by(recipe, frame_of_file(Path(data)))
+    frame = frame_of_file(Path(data))
+    try:
+        numbers = numbers_by(recipe, frame)
+    except ValueError as problem:
+        raise ValueError(f"{data}: {problem}") from None
     check_finite(f"{data}", numbers.to_numpy(), tuple(numbers.columns))
     scale = Scaler(*(np.asarray(values) for values in rows["scale"].values()))
     model = MODELS[job["task"]](numbers.shape[1], Job(**job))

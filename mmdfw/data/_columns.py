@@ -171,9 +171,12 @@ def prepared_table(frame: pd.DataFrame, target: str | int | None, name: str) -> 
     "A table of a file's columns, whatever they hold, and a sentence about what was done to them."
     columns = tuple(map(str, frame.columns))
     at = target_position(name, columns, target)
-    chosen = target_of(columns[at], frame.iloc[:, at])
-    inputs = frame.loc[chosen.known].drop(columns=frame.columns[at])
-    recipe = tuple(column_of(str(label), inputs[label]) for label in inputs.columns)
+    try:
+        chosen = target_of(columns[at], frame.iloc[:, at])
+        inputs = frame.loc[chosen.known].drop(columns=frame.columns[at])
+        recipe = tuple(column_of(str(label), inputs[label]) for label in inputs.columns)
+    except ValueError as problem:
+        raise ValueError(f"{name}: {problem}") from None
     sentence = sentence_of(recipe, chosen, columns[at])
     made = numbers_by(recipe, inputs)
     if made.shape[1] == 0 and inputs.shape[1]:
