@@ -51,7 +51,7 @@ class MultiscaleRBF(Kernel):
     def radial(self, r2: Float[Array, "..."]) -> Float[Array, "..."]:
         "The value at the squared distance r2 in the metric, entry by entry."
         shares = jnp.asarray(self.shares, r2.dtype)
-        rate = jnp.asarray(-0.5 / self.widest**2, r2.dtype)
+        rate = -0.5 / jnp.asarray(self.widest, r2.dtype) ** 2
         value, octave = jnp.zeros_like(r2), jnp.zeros_like(r2)
         for j, share in enumerate(shares):
             octave = jnp.exp((4.0**j * rate) * r2) if j % FOURS == 0 else (octave * octave) * (octave * octave)
