@@ -171,6 +171,8 @@ def with_sphinx(config: dict, found: list, processed: Path, out: Path) -> int:
         release=settings["version"],
         extensions=["myst_nb"],
         mathjax_path="mathjax/tex-chtml.js",
+        # formulas as wide for every reader, whatever letters the machine has
+        mathjax3_config={"chtml": {"matchFontHeight": False}},
         html_theme="sphinx_book_theme",
         html_static_path=["_static"],
         html_css_files=["styles.css"],

@@ -252,9 +252,9 @@ def draw_all(
     progress: bool,
     kept: Checkpoint = NOT_KEPT,
 ) -> tuple:  # -> draws, diverged, steps
-    "All draws; where progress is shown or parts are kept, in equal parts, so that they share one compiled program."
+    "All draws, in equal parts: one compiled program, whether parts are kept or shown or not, so that digits agree."
     keys = jax.random.split(key, (len(parameters["step_size"]), num_draws))
-    most = -(-num_draws // (100 if kept.path else 10 if progress else 1))
+    most = -(-num_draws // 20)
     size = max(size for size in range(1, 1 + most) if num_draws % size == 0)
     parts = []
     with tqdm(total=num_draws, disable=not progress, unit="draw", desc="NUTS") as bar:
