@@ -12,7 +12,7 @@ from mmdfw._checks import check_choice, check_count, check_positive, pytree_data
 from mmdfw._saved import saveable
 from mmdfw._target import Target, ravel
 from mmdfw.embeddings._embedding import Particles
-from mmdfw.kernels._kernel import squared_distances
+from mmdfw.kernels._kernel import centred, distances_to, squared_distances
 from mmdfw.kernels._lengthscale import median_rule
 from mmdfw.oracles._oracle import Oracle, Proposal, lmo_value
 
@@ -162,12 +162,12 @@ class BatchOracle(Oracle):
     def advance(self, key, search, problem, total, rows=None):
         drawn = self.draw(key) if rows is None else rows
         fetch = self.rows if rows is None else lambda batch: batch
-        particles = problem.particles
+        particles, company = problem.particles, self.company(problem.particles)
         used = particles.used.astype(search.positions.dtype)
 
         def one(flock, batch):
             scores, sound = self.scores(flock.positions, *fetch(batch))
-            values = self.values(jnp.concatenate([flock.positions, particles.position]), flock.width)
+            values = self.values(flock, company)
             rate = self.rate(particles.count, flock.taken, total)
             return moved(self, flock, scores, sound, values, used, rate), None
 
@@ -202,13 +202,20 @@ class BatchOracle(Oracle):
         estimate = lambda u: self.target.function.on_rows(self.target.layout.unravel(u), x, y)
         return jax.vmap(jax.value_and_grad(estimate))(positions)
 
-    def values(self, everyone, width):  # -> a function of positions
-        "Kernel values of the flock with everyone."
+    def company(self, particles):
+        "What repulsion needs of the particles that stay, once for many steps."
+        return centred(particles.position) if self.kernel is None else self.kernel.features(particles.position)
+
+    def values(self, flock, company):  # -> a function of positions
+        "Kernel values of the flock with itself and with its company."
+        here = flock.positions
         if self.kernel is None:
-            width = width if self.particles_per_step == 1 else None
-            return lambda x: rbf_values(squared_distances(x, everyone), width)
-        features = self.kernel.features(everyone)
-        return lambda x: (self.kernel.gram(self.kernel.features(x), features), width)
+            width = flock.width if self.particles_per_step == 1 else None
+            both = lambda x: jnp.concatenate([squared_distances(x, here), distances_to(x, company)], 1)
+            return lambda x: rbf_values(both(x), width)
+        own = self.kernel.features(here)
+        gram = lambda f: jnp.concatenate([self.kernel.gram(f, own), self.kernel.gram(f, company)], 1)
+        return lambda x: (gram(self.kernel.features(x)), flock.width)
 
     def rate(self, count, taken, total):
         "The learning rate of the next step, with so many particles there and so many steps taken."

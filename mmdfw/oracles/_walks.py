@@ -85,11 +85,11 @@ class Walk(NamedTuple):
 MEMORY = 0.995  # of the running mean
 
 
-def climb_on(flock_oracle: BatchOracle, walk: Walk, particles, batch: tuple, rate) -> Walk:
+def climb_on(flock_oracle: BatchOracle, walk: Walk, particles, company, batch: tuple, rate) -> Walk:
     "One step uphill, by the flock's own direction; squared scores are remembered."
     flock = walk.flock
     scores, sound = flock_oracle.scores(flock.positions, *batch)
-    values = flock_oracle.values(jnp.concatenate([flock.positions, particles.position]), flock.width)
+    values = flock_oracle.values(flock, company)
     used = particles.used.astype(flock.positions.dtype)
     flock = moved(flock_oracle, flock, scores, sound, values, used, rate)
     square = MEMORY * walk.square + (1 - MEMORY) * jnp.where(sound[:, None], scores, 0.0) ** 2
@@ -143,10 +143,11 @@ class WalkOracle(Oracle):
 
     def climbing(self, search, problem, drawn, fetch, uphill):
         "One piece uphill, on drawn rows, of so many steps in all."
-        rate = lambda taken: self.flock.rate(problem.particles.count, taken, uphill)
+        particles, company = problem.particles, self.flock.company(problem.particles)
+        rate = lambda taken: self.flock.rate(particles.count, taken, uphill)
 
         def one(walk, batch):
-            return climb_on(self.flock, walk, problem.particles, fetch(batch), rate(walk.flock.taken)), None
+            return climb_on(self.flock, walk, particles, company, fetch(batch), rate(walk.flock.taken)), None
 
         end = jax.lax.scan(one, search, drawn)[0]
         return end._replace(gait=self.arrive(end))
