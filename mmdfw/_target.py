@@ -201,6 +201,10 @@ class Density:
         "What weighted parameters say of y at rows of x."
         raise ValueError("only a model predicts: this target was not made by fit_model or posterior(model, x, y)")
 
+    def learn_noise(self, particles, weights) -> Any:
+        "The shape of noise around predictions, where the density has rows to learn it from; else None."
+        return None
+
     def findings(self, particles, weights) -> tuple:
         "What the density itself has to say of weighted parameters: findings that count for the verdict."
         return ()
@@ -350,9 +354,21 @@ def release_programs():
         program.clear_cache()
 
 
+def hash_structure(structure: Any) -> int:
+    "The hash of a pytree's structure, with what its nodes hold besides their children: JAX's own may leave that out."
+    kind, held = structure.node_data() or (None, None)
+    held = tuple(held) if isinstance(held, list) else held  # the keys of a dict
+    return hash((kind, held, *map(hash_structure, structure.children())))
+
+
 def count_form(thing: Any):
     "Note the form of a new target; release what was compiled where too many forms are nobody's any more."
-    form = hash((jax.tree.structure(thing), *((jnp.shape(l), jnp.result_type(l)) for l in jax.tree.leaves(thing))))
+    form = hash(
+        (
+            hash_structure(jax.tree.structure(thing)),
+            *((jnp.shape(l), jnp.result_type(l)) for l in jax.tree.leaves(thing)),
+        )
+    )
     _living.setdefault(form, WeakSet()).add(thing)
     dead = [form for form, targets in _living.items() if not targets]
     if len(dead) > FORMS:
