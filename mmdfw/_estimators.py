@@ -25,7 +25,7 @@ from mmdfw.data._split import Scaler, column_scales
 from mmdfw.models._bernoulli import BernoulliPredictive
 from mmdfw.models._bnn import BNN, mlp
 from mmdfw.models._outcomes import Bernoulli, Gaussian, Likelihood, NoisyGaussian, Poisson, Softmax
-from mmdfw.models._predictive import proper_weights
+from mmdfw.models._predictive import proper_weights, with_noise
 from mmdfw.oracles._batches import BatchOracle
 
 # %% ../nbs/library/90_estimators.ipynb #90es0007
@@ -57,10 +57,18 @@ def model_of(network: Network) -> BNN:
 PIECE = 4096  # rows looked at together
 
 
+class Networks(NamedTuple):
+    "Weighted networks, and the shape of noise around what they predict."
+
+    particles: dict
+    weights: Float[np.ndarray, " particles"]
+    noise: Any = None
+
+
 @partial(jax.jit, static_argnums=(0, 1))
-def answer(model: BNN, question: Callable, particles: dict, weights: Any, x: Any, *more: Any) -> jax.Array:
+def answer(model: BNN, question: Callable, networks: Networks, x: Any, *more: Any) -> jax.Array:
     "What a question makes of the predictions of weighted networks at rows."
-    return question(model.predict(particles, weights, x), *more)
+    return question(with_noise(model.predict(networks.particles, networks.weights, x), networks.noise), *more)
 
 
 def filled(x: Float[np.ndarray, "rows d"], least: int = 64) -> Float[np.ndarray, "more d"]:
@@ -71,8 +79,7 @@ def filled(x: Float[np.ndarray, "rows d"], least: int = 64) -> Float[np.ndarray,
 
 def ask(
     network: Network,
-    particles: dict,
-    weights: Float[np.ndarray, " particles"],
+    networks: Networks,
     question: Callable,  # a predictive distribution, more -> an array with a row for each row
     x: Float[np.ndarray, "rows d"],
     *more: Any,
@@ -80,7 +87,7 @@ def ask(
     "What weighted networks say about rows, however many these are."
     model, precision = model_of(network), jnp.result_type(float)
     pieces = [x[start : start + PIECE].astype(precision) for start in range(0, len(x), PIECE)]
-    told = [answer(model, question, particles, weights, filled(piece), *more)[: len(piece)] for piece in pieces]
+    told = [answer(model, question, networks, filled(piece), *more)[: len(piece)] for piece in pieces]
     return np.concatenate([np.asarray(each, float) for each in told])
 
 # %% ../nbs/library/90_estimators.ipynb #90es0011
@@ -161,7 +168,7 @@ class ParticleEstimator(BaseEstimator):
         n_particles: int = 20,
         first_steps: int = BatchOracle.first_steps,
         later_steps: int = BatchOracle.later_steps,
-        learning_rate: float = BatchOracle.first_rate,
+        learning_rate: float | None = None,
         batch_size: int | None = None,
         walk: bool = True,
         warm_start: bool = False,
@@ -198,6 +205,7 @@ class ParticleEstimator(BaseEstimator):
         self.network_, self.scaler_ = network, scaler
         self.particles_ = jax.tree.map(np.asarray, result.particles)
         self.weights_ = np.asarray(result.weights)
+        self.noise_ = jax.tree.map(np.asarray, result.noise)
         self.verdict_, self.report_ = result.verdict, result.report()
         return self
 
@@ -205,7 +213,8 @@ class ParticleEstimator(BaseEstimator):
         "What the fitted networks say about the user's rows, to a question about their predictions."
         check_is_fitted(self)
         X = validate_data(self, X, dtype=np.float64, reset=False)
-        return ask(self.network_, self.particles_, self.weights_, question, self.scaler_.standard_x(X), *more)
+        networks = Networks(self.particles_, self.weights_, self.noise_)
+        return ask(self.network_, networks, question, self.scaler_.standard_x(X), *more)
 
 # %% ../nbs/library/90_estimators.ipynb #90es0022
 class ParticleRegressor(RegressorMixin, ParticleEstimator):
@@ -223,7 +232,7 @@ class ParticleRegressor(RegressorMixin, ParticleEstimator):
         n_particles: int = 20,  # networks
         first_steps: int = BatchOracle.first_steps,  # of the first networks, from the prior
         later_steps: int = BatchOracle.later_steps,  # of each further batch of networks
-        learning_rate: float = BatchOracle.first_rate,  # at the start of the first networks
+        learning_rate: float | None = None,  # at the start of the first networks; 0.03 if they walk, else 0.01, if None
         batch_size: int | None = None,  # rows of a minibatch; 500, or all there are, if None
         walk: bool = True,  # whether networks wander around their mode, as draws; else they stop at it
         warm_start: bool = False,  # whether `fit` on the same rows adds networks to those there are
@@ -291,7 +300,7 @@ class ParticleClassifier(ClassifierMixin, ParticleEstimator):
         n_particles: int = 20,  # networks
         first_steps: int = BatchOracle.first_steps,  # of the first networks, from the prior
         later_steps: int = BatchOracle.later_steps,  # of each further batch of networks
-        learning_rate: float = BatchOracle.first_rate,  # at the start of the first networks
+        learning_rate: float | None = None,  # at the start of the first networks; 0.03 if they walk, else 0.01, if None
         batch_size: int | None = None,  # rows of a minibatch; 500, or all there are, if None
         walk: bool = True,  # whether networks wander around their mode, as draws; else they stop at it
         warm_start: bool = False,  # whether `fit` on the same rows adds networks to those there are

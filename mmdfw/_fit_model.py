@@ -112,19 +112,21 @@ def batch_oracle(
     streamed: bool,
     *,
     particles_per_step: int,
-    learning_rate: float,
+    learning_rate: float | None,
     workers: Any,
     walk: bool,
     **settings: Any,  # for `BatchOracle`
 ) -> BatchOracle | WalkOracle:
     "The oracle that the settings of `fit_model` ask for."
     together = min(check_count("particles_per_step", particles_per_step), num_particles)
-    rate = check_positive("learning_rate", learning_rate)
+    walks = walk and not isinstance(workers, Blocks)
+    usual = WalkOracle.climbing_rate if walks else BatchOracle.first_rate
+    rate = usual if learning_rate is None else check_positive("learning_rate", learning_rate)
     lengths = [check_count(name, settings[name]) for name in ("first_steps", "later_steps")]
     piece = min(BatchOracle.piece, *lengths)
     chosen = dict(first_rate=rate, piece=piece, kernel=kernel, streamed=streamed)
     flock = divide_work(BatchOracle(target, together, target.function.batch_size, **chosen, **settings), workers)
-    return WalkOracle(flock) if walk and not isinstance(workers, Blocks) else flock
+    return WalkOracle(flock) if walks else flock
 
 
 def begin_with(
@@ -161,7 +163,7 @@ def fit_model(
     first_steps: int = BatchOracle.first_steps,  # of the first batch of particles, from the prior
     later_steps: int = BatchOracle.later_steps,  # of each further one, from where the last stopped
     walk: bool = True,  # from the mode into its width: particles are draws; False: they only climb, as in the paper
-    learning_rate: float = BatchOracle.first_rate,  # at the start of the first batch
+    learning_rate: float | None = None,  # at the start of the first batch; 0.03 if they walk, else 0.01, if None
     later_rate: float = BatchOracle.later_rate,  # at the start of each further one
     schedule: str = BatchOracle.schedule,  # how the rate falls in a call; or "constant"
     restart: str = BatchOracle.restart,  # further batches begin where the last one stands, or at draws from the "prior"

@@ -63,6 +63,7 @@ from mmdfw.embeddings._summaries import with_summaries
 from mmdfw.kernels._kernel import Kernel, in_units, squared_distances
 from mmdfw.kernels._multiscale import metric_root
 from mmdfw.kernels._stein_kernel import Scored
+from mmdfw.models._predictive import with_noise
 from mmdfw.steps._quadrature import IntegralPosterior, integral_posterior, sum_to_one_weights
 from mmdfw.steps._step import StepRule
 from mmdfw.samplers._chains import mean_error
@@ -104,6 +105,7 @@ class Result:
     refinement: Refined | None = None  # how the refinement went, where there was one
     records: tuple = ()  # of Record: what a monitor said on the way
     findings: tuple = ()  # of Finding: how the particles compare with what stands for the target
+    noise: Any = None  # NoiseShape: of predictions, as training rows show it; None where the model's own noise is meant
 
     def __len__(self):
         return len(self.weights)
@@ -141,7 +143,7 @@ class Result:
 
     def predict(self, x):
         "What the particles say of y at each row of x, where the target is a model: a predictive distribution."
-        return self.target.function.predict(self.particles, self.weights, x)
+        return with_noise(self.target.function.predict(self.particles, self.weights, x), self.noise)
 
     def predictive(self, key, *args, num_draws=1000, **kwargs):
         "New data from a NumPyro or PyMC model, particles drawn by weight; at the data of the fit without arguments."
@@ -373,6 +375,7 @@ def finish(
         refinement,
         tuple(records),
         findings,
+        target.function.learn_noise(particles, support.weights),
     )
     if [*run.findings, *result.findings] and result.verdict != "trusted":
         warn_user(f"this result is {result.verdict}. {report(result)}")
@@ -492,7 +495,7 @@ def check_integrand(f: Callable, particles: Any):
     check_takes("f", f, "one particle", particles)
     one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf)[1:], leaf.dtype), particles)
     with plain_words("f", "particle", layout_of(one)):
-        value = jax.eval_shape(f, one)
+        value = jax.eval_shape(lambda particle: f(particle), one)  # JAX wants weak references: np.sin takes none
     if not jax.tree_util.all_leaves([value]):
         raise ValueError(f"f must return one number or array, got {value!r}: ask for each by itself")
 
@@ -588,6 +591,7 @@ def save(
         run=result.run,
         records=result.records,
         findings=result.findings,
+        noise=result.noise,
         names=list(result.target.names),
         form=result.target.layout.form if result.target.function.comes_with_file else None,
         probes=np.asarray(jitted_probes(result.target, result.positions[:4])),
@@ -616,7 +620,7 @@ def load(
     check_same_target(path, given, tree)
     particles = given.particles(tree["positions"])
     fields = ("weights", "positions", "discrepancy", "history", "evaluations", "state", "parts")
-    rest = tree["run"], None, tuple(tree["records"]), tuple(tree["findings"])
+    rest = tree["run"], None, tuple(tree["records"]), tuple(tree["findings"]), tree.get("noise")
     return Result(particles, *(tree[name] for name in fields), given, *rest)
 
 

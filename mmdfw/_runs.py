@@ -27,6 +27,7 @@ from mmdfw.models._bernoulli import BernoulliPredictive
 from mmdfw.models._bnn import mlp
 from mmdfw.models._logistic import Logistic
 from mmdfw.models._model import Model, Posterior
+from mmdfw.models._predictive import with_noise
 from mmdfw.plots import colors, plot_style
 
 # %% ../nbs/library/86_runs.ipynb #543a33f3
@@ -234,16 +235,17 @@ def resume_fit(path, num_particles: int = 5, out=None, progress=None, seconds: f
     return write_run(loaded, more, out or path)
 
 # %% ../nbs/library/86_runs.ipynb #86p00002
-def saved_networks(path: Path, header: dict, arrays: dict, model: Model) -> tuple:  # -> particles, weights
-    "The particles of a file and their weights, for a model of the same shape."
+def saved_prediction(path: Path, header: dict, arrays: dict, model: Model, x: jax.Array) -> Any:
+    "What the particles of a file predict at rows, for a model of the same shape."
     held = header["spec"]["dict"]
-    names, positions, weights = (
-        read_tree({"spec": held[name]}, arrays, {}, path) for name in ("names", "positions", "weights")
+    names, positions, weights, noise = (
+        read_tree({"spec": held[name]}, arrays, {}, path) if name in held else None
+        for name in ("names", "positions", "weights", "noise")
     )
     layout = layout_of(jax.eval_shape(model.sample_prior, jax.random.key(0)))
     if list(layout.names) != names:
         raise ValueError(f"{path} holds particles of {len(names)} numbers, its model has {layout.dimension}")
-    return layout.unravel_all(positions), jnp.asarray(weights)
+    return with_noise(model.predict(layout.unravel_all(positions), jnp.asarray(weights), x), noise)
 
 
 def told_of_rows(predictive: Any, rows: dict, scale: Scaler, level: float) -> dict:  # heading -> (rows,)
@@ -276,4 +278,4 @@ def predict_rows(name, data, level: float = 0.9) -> dict:  # heading -> (rows,)
     scale = Scaler(*(np.asarray(values) for values in rows["scale"].values()))
     model = MODELS[job["task"]](numbers.shape[1], Job(**job))
     x = jnp.asarray(scale.standard_x(numbers.to_numpy()), dtype=float)
-    return told_of_rows(model.predict(*saved_networks(path, header, arrays, model), x), rows, scale, level)
+    return told_of_rows(saved_prediction(path, header, arrays, model, x), rows, scale, level)

@@ -6,34 +6,16 @@
 __all__ = []
 
 # %% ../../nbs/experiments/15_bench_ways.ipynb #8753e7bc
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 import jax.numpy as jnp, matplotlib.pyplot as plt, numpy as np
-from jaxtyping import Float
 from mmdfw._fit_model import fit_model
 from mmdfw.experiments._bench_uci import mean_and_error, on_split
 from mmdfw.experiments._framework import Experiment, Findings, Part, Settings, Trial, markdown_table
 from mmdfw.models._bnn import BNN, mlp
 from mmdfw.models._model import Model
+from mmdfw.models._noise import stacked
 from mmdfw.models._predictive import GaussianPredictive
 from mmdfw.plots import colors
-
-# %% ../../nbs/experiments/15_bench_ways.ipynb #6e43683d
-def stacked(
-    logs: Float[np.ndarray, "particles rows"],  # log density that each network gives to each held-out row
-    most: int = 2000,
-    gap: float = 1e-3,
-) -> Float[np.ndarray, " particles"]:
-    "Weights with the best log score, by Frank-Wolfe steps from equal ones."
-    density = np.exp(logs - logs.max(axis=0))
-    weights = np.full(len(logs), 1 / len(logs))
-    for step in range(most):
-        gain = np.mean(density / (weights @ density), axis=1)
-        best = np.argmax(gain)
-        if gain[best] - 1 < gap:
-            break
-        share = 2 / (step + 3)
-        weights = (1 - share) * weights + share * np.eye(len(weights))[best]
-    return weights
 
 # %% ../../nbs/experiments/15_bench_ways.ipynb #c27edd0e
 @dataclass(frozen=True)
@@ -59,9 +41,12 @@ class Tempered(Model):
     def predict(self, particles, weights, x):
         return self.model.predict(particles, weights, x)
 
+    def learn_noise(self, predictive, y):
+        return self.model.learn_noise(predictive, y)
+
 # %% ../../nbs/experiments/15_bench_ways.ipynb #334302c3
 def best_noise(predictive: GaussianPredictive, y: np.ndarray) -> float:
-    "The factor of all noise with the best log score."
+    "The factor of all noise, as a normal one, with the best log score."
     widened = lambda factor: GaussianPredictive(predictive.means, predictive.sds * factor, predictive.weights)
     factors = np.logspace(-0.5, 0.5, 41)
     return float(max(factors, key=lambda factor: float(jnp.mean(widened(factor).log_likelihood(y)))))
@@ -73,7 +58,7 @@ def validated(plain: GaussianPredictive, held: GaussianPredictive, y: np.ndarray
     weights = jnp.asarray(stacked(np.asarray(logs, float)), plain.means.dtype)
     return {
         "nine tenths": plain,
-        "stacked": GaussianPredictive(plain.means, plain.sds, weights),
+        "stacked": replace(plain, weights=weights),
         "noise, validated": GaussianPredictive(plain.means, plain.sds * best_noise(held, y), plain.weights),
     }
 
@@ -98,6 +83,7 @@ class Ways(Part):
         walk = fitted(model)
         told = {
             "walk": walk.predict(data.x_test),
+            "normal noise": replace(walk, noise=None).predict(data.x_test),
             "walk, 40 particles": walk.add(20, progress=False).predict(data.x_test),
         }
         told["climb"] = fitted(model, walk=False).predict(data.x_test)

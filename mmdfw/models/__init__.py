@@ -5,9 +5,10 @@
 # %% auto #0
 __all__ = ['Model', 'Logistic', 'BNN', 'bnn', 'mlp', 'Posterior', 'posterior', 'spread', 'Likelihood', 'Gaussian',
            'NoisyGaussian', 'Bernoulli', 'Softmax', 'Poisson', 'WeightPrior', 'LayerPrior', 'PaperPrior', 'layer_prior',
-           'GaussianPredictive', 'BernoulliPredictive', 'CategoricalPredictive', 'PoissonPredictive', 'negative_mass',
-           'regression_scores', 'classification_scores', 'brier_score', 'coverage', 'reliability', 'plot_coverage',
-           'plot_reliability', 'Task', 'Regression', 'Classification', 'Classes', 'Counts']
+           'GaussianPredictive', 'BernoulliPredictive', 'CategoricalPredictive', 'PoissonPredictive', 'NoiseShape',
+           'learn_noise', 'negative_mass', 'regression_scores', 'classification_scores', 'brier_score', 'coverage',
+           'reliability', 'plot_coverage', 'plot_reliability', 'Task', 'Regression', 'Classification', 'Classes',
+           'Counts']
 
 # %% ../../nbs/interface/14_models.ipynb #6aa08113
 from typing import TYPE_CHECKING
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     from mmdfw.models._outcomes import Bernoulli, Gaussian, Likelihood, NoisyGaussian, Poisson, Softmax
     from mmdfw.models._logistic import Logistic
     from mmdfw.models._model import Model, Posterior, posterior, spread
-    from mmdfw.models._predictive import GaussianPredictive, negative_mass
+    from mmdfw.models._noise import learn_noise
+    from mmdfw.models._predictive import GaussianPredictive, NoiseShape, negative_mass
     from mmdfw.models._scores import Classification, Regression, Task, classification_scores, regression_scores
     from mmdfw.models._tasks import Classes, Counts, brier_score
     from mmdfw.models._weights import LayerPrior, PaperPrior, WeightPrior, layer_prior
@@ -55,6 +57,8 @@ _all_ = [
     "BernoulliPredictive",
     "CategoricalPredictive",
     "PoissonPredictive",
+    "NoiseShape",
+    "learn_noise",
     "negative_mass",
     "regression_scores",
     "classification_scores",

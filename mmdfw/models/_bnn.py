@@ -81,6 +81,9 @@ class BNN(Model):
     def predict(self, particles, weights, x):
         return self.likelihood.predictive(particles, all_outputs(self, particles, x), weights)
 
+    def learn_noise(self, predictive, y):
+        return self.likelihood.learn_noise(predictive, y)
+
     def doubts(self, predictive):
         return doubt_flatness(predictive)
 
@@ -96,7 +99,7 @@ def bnn(
 ) -> BNN:
     "A Bayesian neural network from any Flax module."
     check_count("num_features", num_features)
-    likelihood = Gaussian(shape, rate) if likelihood is None else likelihood
+    likelihood = Gaussian(shape, rate, normal=prior == "paper") if likelihood is None else likelihood
     check_kind("likelihood", likelihood, Likelihood, "mmdfw.models.Softmax(3)")
     module = made_by(make_module)
     graph, start, rest = nnx.split(module, nnx.Param, ...)

@@ -50,6 +50,10 @@ class Model(ABC):
         "How good predictions are; `scale` is what one unit of y, as the model sees it, is in its own units."
         return self.task.scores(predictive, y, scale)
 
+    def learn_noise(self, predictive, y: Float[np.ndarray, " rows"]) -> Any:
+        "The shape of noise, learnt from what is predicted of training rows; None where there is none to learn."
+        return None
+
     def doubts(self, predictive) -> str:
         "What looks wrong with predictions and what to do about it, in a sentence; empty where nothing does."
         return ""
@@ -171,6 +175,14 @@ class Posterior(Density):
         "What weighted parameters say of y at rows of x: a predictive distribution."
         return self.model.predict(particles, weights, rows_to_predict(self, x))
 
+    def learn_noise(self, particles, weights):
+        "The shape of noise around predictions of the rows; None where the model has none, or nothing finite to say."
+        x, y = rows_in_between(self)
+        try:
+            return self.model.learn_noise(self.model.predict(particles, jnp.asarray(weights), jnp.asarray(x)), y)
+        except (NotImplementedError, ValueError):  # `findings` tells of both
+            return None
+
     def findings(self, particles, weights):
         "Whether predictions of the rows are better than the best constant."
         return against_constant(self, particles, weights)
@@ -279,12 +291,19 @@ def rows_by_number(posterior: Posterior, numbers: np.ndarray) -> tuple:  # (k, d
     return jax.jit(lambda p, numbers: p.take(numbers), out_shardings=everywhere)(posterior, numbers)
 
 
-def against_constant(posterior: Posterior, particles, weights, most: int = 2000) -> tuple:  # of Finding
+def rows_in_between(posterior: Posterior, most: int = 2000) -> tuple[np.ndarray, np.ndarray]:
+    "Rows at equal distances, or all where these are few: x and y."
+    rows = posterior.num_rows
+    numbers = np.linspace(0, rows - 1, min(rows, most)).astype(int)
+    x, y = map(np.asarray, rows_by_number(posterior, numbers))
+    return x, y
+
+
+def against_constant(posterior: Posterior, particles, weights) -> tuple:  # of Finding
     "How much less probable rows are than under the best constant: negative where a model has learnt something."
     if type(posterior.model).predict is Model.predict:
         return ()
-    rows = posterior.num_rows
-    x, y = map(np.asarray, rows_by_number(posterior, np.linspace(0, rows - 1, min(rows, most)).astype(int)))
+    x, y = rows_in_between(posterior)
     constant = posterior.model.task.constant_score(y)
     if len(np.unique(y)) < 2:
         words = "the target is the same for all rows: there is nothing to learn from them"

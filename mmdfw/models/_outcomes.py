@@ -9,13 +9,14 @@ __all__ = ['Likelihood', 'Gaussian', 'NoisyGaussian', 'Bernoulli', 'Softmax', 'P
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
-import jax, jax.numpy as jnp
+import jax, jax.numpy as jnp, numpy as np
 from jax.scipy.special import gammaln
 from jaxtyping import Array, Float
 from mmdfw._checks import check_count, check_positive
 from mmdfw.models._bernoulli import BernoulliPredictive
 from mmdfw.models._classes import CategoricalPredictive, PoissonPredictive
 from mmdfw.models._logistic import log_gamma_density
+from mmdfw.models._noise import learn_noise
 from mmdfw.models._predictive import GaussianPredictive
 from mmdfw.models._scores import Classification, Regression, Task
 from mmdfw.models._tasks import Classes, Counts
@@ -43,6 +44,10 @@ class Likelihood(ABC):
     def predictive(self, particles: dict, out: Float[Array, "particles rows ..."], weights: Array) -> Any:
         "The predictive distribution of weighted networks."
 
+    def learn_noise(self, predictive: Any, y: Float[np.ndarray, " rows"]) -> Any:
+        "The shape of noise, learnt from what networks predict of training rows; None where there is none to learn."
+        return None
+
 # %% ../../nbs/library/72_outcomes.ipynb #9bdbe4ea
 @dataclass(frozen=True)
 class Gaussian(Likelihood):
@@ -50,6 +55,7 @@ class Gaussian(Likelihood):
 
     shape: float = 1.0  # of the precision's Gamma prior
     rate: float = 0.1
+    normal: bool = False  # predict normal noise, as the likelihood has it; else of the shape that training rows show
 
     def __post_init__(self):
         check_positive("shape", self.shape)
@@ -68,6 +74,9 @@ class Gaussian(Likelihood):
     def predictive(self, particles, out, weights):
         return GaussianPredictive(out, jnp.exp(-0.5 * particles["log_noise_precision"])[:, None], weights)
 
+    def learn_noise(self, predictive, y):
+        return None if self.normal else learn_noise(predictive, y)
+
 
 @dataclass(frozen=True)
 class NoisyGaussian(Likelihood):
@@ -81,6 +90,9 @@ class NoisyGaussian(Likelihood):
 
     def predictive(self, particles, out, weights):
         return GaussianPredictive(out[..., 0], jnp.exp(out[..., 1]), weights)
+
+    def learn_noise(self, predictive, y):
+        return learn_noise(predictive, y)
 
 # %% ../../nbs/library/72_outcomes.ipynb #24e3a278
 @dataclass(frozen=True)

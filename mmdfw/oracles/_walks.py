@@ -6,7 +6,7 @@
 __all__ = ['WalkOracle']
 
 # %% ../../nbs/library/76_walks.ipynb #e5050b93
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable, ClassVar, NamedTuple
 import jax, jax.numpy as jnp
 from mmdfw._checks import pytree_dataclass
 from mmdfw._saved import saveable
@@ -102,6 +102,7 @@ class WalkOracle(Oracle):
 
     flock: BatchOracle  # by which they climb, and whose rows they walk on
     climb: Any = 0.75  # share of the first call's steps
+    climbing_rate: ClassVar[float] = 0.03  # of the flock, for who has no other in mind
     smallest_capacity = 16
 
     def __post_init__(self):
