@@ -24,7 +24,7 @@ from mmdfw._checks import (
 )
 from mmdfw._ladder import Budget, Stand, climb_ladder, try_chains, try_cloud
 from mmdfw._loop import Components, Until, as_history, capacity_for, grow, first_state
-from mmdfw._processes import leads, together
+from mmdfw._processes import leads, local, together
 from mmdfw._result import Result, Run, check_gap, finish, watch_for
 from mmdfw._target import Score, Target, as_target, check_key, check_takes, layout_of, plain_words, ravel, traced
 from mmdfw._target import values_and_scores
@@ -381,7 +381,7 @@ def fit(
         planned = kept.stage("particles", lambda: num_particles)  # a run that grows on has the parts that it began with
         budget = budget_for(planned, num_evaluations, max_evaluations, seconds)
         paths = kept.stage("paths", lambda: find_start(start_key, target, start, prior))
-        setting = choose_setting(embedding, Ask(cloud_key, target, paths, kernel, budget, progress, kept))
+        setting = local(choose_setting(embedding, Ask(cloud_key, target, paths, kernel, budget, progress, kept)))
         check_gap(gap_tolerance, setting.embedding)
         oracle = oracle or choose_oracle(pool_key, setting, target, start, prior, planned if refine else 0)
         parts = Components(setting.kernel, setting.embedding, oracle, choose_rule(setting.embedding, step_rule))

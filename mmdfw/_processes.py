@@ -19,8 +19,13 @@ def spans(tree: Any) -> bool:
 
 
 def local(tree: Any) -> Any:
-    "A tree whose arrays of all processes, known in full to each, are this process's own; the rest as it is."
-    return jax.tree.map(lambda leaf: on_device(np.asarray(leaf)) if spans(leaf) else leaf, tree)
+    """A tree whose arrays that several devices hold in full are on one of this process's own; the rest as it is.
+
+    What follows then runs once, and not on every device; on a CPU that acts as several, batched solves would wait
+    for each other's threads."""
+    everywhere = lambda leaf: isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1
+    here = lambda leaf: on_device(np.asarray(leaf)) if everywhere(leaf) and leaf.is_fully_replicated else leaf
+    return jax.tree.map(here, tree)
 
 
 def leads(tree: Any) -> bool:

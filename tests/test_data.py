@@ -501,11 +501,11 @@ def test_as_table_refuses(made, message):
         (b"a,b\n1,2,3\n4,5,6\n", "cannot be read"),
         (b"a,b\nNA,2\n", "of use: left out: a, since it is empty"),
         (b"a,b\nred,2\n", "of use: left out: a, since it is always 'red'"),
-        (b"a,b\n1,2\n2,3\n1.234.5,3\n", "not numeric, it holds '1.234.5' among numbers"),
+        (b"a,b\n1,2\n2,3\n1.234.5,3\n", "not numeric, it holds '1.234.5'; write numbers with a decimal point"),
         (b"a,b\n1,red\n2,green\n3,blue\n", "holds 3 words .blue, green, red.; for more classes"),
         (b"a,b\n1,\n2,\n", "at least one row"),
         (b"a,c\n1,2\n", r"its columns are \['a', 'c'\]"),
-        (b"\xff\xfe\x00,b\n1,2\n", "cannot be read"),
+        (b"\xff\xfe\x00,b\n1,2\n", "has no column 'b'"),  # UTF-16 by its first bytes, but words that nobody wrote
         (b"\x1f\x8bjunk", "cannot be read"),
     ],
 )
