@@ -656,13 +656,14 @@ def _run_pieces(
     "One call of an oracle that takes long, piece by piece; it goes on from the checkpoint, if that holds some of it."
     oracle, count, calls = parts.oracle, int(state.particles.count), int(state.calls)
     begin_key, walk_key = jax.random.split(key)
-    search, done, since, ahead = _begin(parts, begin_key, state), 0, watch.spent, None
+    problem = oracle.seen(problem_of(parts, state))
+    search, done, since, ahead = _begin(oracle, begin_key, problem), 0, watch.spent, None
     if found := watch.kept.read("call", calls):
         leaves, done, since = found[0]
         search = with_leaves(search, leaves)
     for i, total in enumerate(lengths(watch, until, oracle, count, done, since), done):
         rows = ahead if feed is None or ahead is not None else feed(oracle.piece)
-        search = _advance(parts, jax.random.fold_in(walk_key, i), search, state, total, rows)
+        search = _advance(oracle, jax.random.fold_in(walk_key, i), search, problem, total, rows)
         taken = (i + 1) * oracle.piece
         # while the device works the host gathers the next rows; a clock does not tell yet whether they are wanted
         ahead = feed(oracle.piece) if feed is not None and until.seconds is None and taken < total else None
@@ -683,12 +684,12 @@ def _answer(parts, search, state):
     return _plain(parts.oracle.answer(search, problem_of(parts, state)))
 
 
-_begin = jax.jit(lambda parts, key, state: parts.oracle.begin(key, problem_of(parts, state)))
+_begin = jax.jit(lambda oracle, key, problem: oracle.begin(key, problem))
 
 
 @jax.jit
-def _advance(parts, key, search, state, total, rows):
-    return parts.oracle.advance(key, search, problem_of(parts, state), total, rows)
+def _advance(oracle, key, search, problem, total, rows):
+    return oracle.advance(key, search, problem, total, rows)
 
 # %% ../nbs/theory/50_loop.ipynb #a5e79ec0
 def _grow_once(

@@ -5,7 +5,7 @@ import jax, jax.numpy as jnp, numpy as np, optax, pytest
 
 import mmdfw
 from mmdfw import _target
-from mmdfw._loop import Components, _advance, _begin, empty_state
+from mmdfw._loop import Components, _advance, _begin, empty_state, problem_of
 from mmdfw._target import Score, layout_of
 from mmdfw.embeddings._embedding import ParticleEmbedding, _look_at_itself
 from mmdfw.kernels import default_kernel
@@ -89,9 +89,10 @@ def test_fit_model():
     oracle = BatchOracle(target, particles_per_step=flock)
     parts = Components(kernel, ParticleEmbedding(kernel, Score(target), "alone"), oracle, mmdfw.ConstantStep())
     key, state = jax.random.key(0), jax.eval_shape(lambda: empty_state(parts, capacity, jnp.zeros(d)))
-    search = jax.eval_shape(_begin, parts, key, state)
+    problem = problem_of(parts, state)
+    search = jax.eval_shape(_begin, oracle, key, problem)
     most = 4 * flock * rows * hidden + capacity * d + 8 * flock * d
-    held(most, taken(_advance, parts, key, search, state, 100.0, None))
+    held(most, taken(_advance, oracle, key, search, problem, 100.0, None))
 
 
 def peak_of(call):

@@ -86,6 +86,10 @@ class Oracle:
         "What it remembers before its first call."
         return None
 
+    def seen(self, problem: Problem) -> Problem:
+        "What a search reads of a problem: all of it. Where it is less, calls with more particles share a program."
+        return problem
+
     def length(self, count) -> int:
         "Steps of a whole call, with so many particles there."
         raise NotImplementedError(f"{type(self).__name__} has neither __call__ nor length, begin, advance and answer")

@@ -7,11 +7,12 @@ __all__ = ['WalkOracle']
 
 # %% ../../nbs/library/76_walks.ipynb #e5050b93
 from typing import Any, Callable, ClassVar, NamedTuple
-import jax, jax.numpy as jnp
+import jax, jax.numpy as jnp, numpy as np
 from mmdfw._checks import pytree_dataclass
 from mmdfw._saved import saveable
+from mmdfw.embeddings._embedding import Particles
 from mmdfw.oracles._batches import BatchOracle, Flock, is_sound, moved
-from mmdfw.oracles._oracle import Oracle, Proposal, lmo_value
+from mmdfw.oracles._oracle import Oracle, Problem, Proposal, lmo_value
 
 # %% ../../nbs/library/76_walks.ipynb #eb3bc01c
 @saveable
@@ -117,6 +118,11 @@ class WalkOracle(Oracle):
     def piece(self):
         return self.flock.piece
 
+    def seen(self, problem):
+        none = np.zeros((0, self.flock.target.dimension), self.flock.target.dtype)
+        nobody = Particles(none, None, None, none[:, 0], problem.particles.count)
+        return Problem(None, None, nobody, memory=problem.memory)
+
     def length(self, count):
         return self.flock.length(count)
 
@@ -144,7 +150,7 @@ class WalkOracle(Oracle):
 
     def climbing(self, search, problem, drawn, fetch, uphill):
         "One piece uphill, on drawn rows, of so many steps in all."
-        particles, company = problem.particles, self.flock.company(problem.particles)
+        particles, company = problem.particles, self.flock.company(problem.particles)  # nobody, as yet
         rate = lambda taken: self.flock.rate(particles.count, taken, uphill)
 
         def one(walk, batch):
