@@ -262,7 +262,7 @@ def test_help_says_what_resume_makes_of_particles(capsys):
         main(["fit", "--help"])
     told = " ".join(capsys.readouterr().out.split())
     assert "with --resume, how many to add to those it has" in told
-    assert "only --particles, --seconds and --out may be given" in told and "(default: 40000)" in told
+    assert "only --particles, --seconds and --out may be given" in told and "(default: 160000)" in told
 
 
 def test_an_out_that_cannot_be_written_is_noticed_before_training(tmp_path, untrained, capsys):

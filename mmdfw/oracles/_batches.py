@@ -138,8 +138,8 @@ class BatchOracle(Oracle):
     target: Target  # of a model and its rows
     particles_per_step: int = static(4)  # B
     batch_size: int = static(500)  # rows of a minibatch
-    first_steps: Any = 40_000  # of the first call
-    later_steps: Any = 2_000  # of each further call
+    first_steps: Any = 160_000  # of the first call
+    later_steps: Any = 8_000  # of each further call
     first_rate: Any = 0.01  # learning rate at the start of the first call
     later_rate: Any = 0.005  # and of each further one
     schedule: str = static("cosine")  # how the rate falls in a call; or "constant"
