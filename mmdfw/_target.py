@@ -126,6 +126,8 @@ def check_floating(position, name: str = "position"):
                 f"{name}{jax.tree_util.keystr(path)} has dtype {dtype}; "
                 "every leaf must be floating point (1.0 instead of 1)"
             )
+        if not np.issubdtype(dtype, np.floating):  # NumPy, which measures and writes files, does not know bfloat16
+            raise ValueError(f"{name}{jax.tree_util.keystr(path)} has dtype {dtype}: give float32 or float64")
     if not sum(jnp.size(leaf) for _, leaf in leaves):
         raise ValueError(f"{name} is empty: it needs at least one number")
 

@@ -128,6 +128,7 @@ POSITIONS = [
     Case("position left out", lambda: mmdfw.fit(KEY, normal), "needs a position"),
     Case("position of integers", lambda: fit(position=jnp.arange(2)), "1.0 instead of 1"),
     Case("position of booleans", lambda: fit(position=jnp.ones(2, bool)), "dtype bool"),
+    Case("position of bfloat16", lambda: fit(position=jnp.ones(2, jnp.bfloat16)), "give float32 or float64"),
     Case("position with a word", lambda: fit(position={"a": jnp.ones(2), "b": "two"}), "['b'] must hold numbers"),
     Case("position with an object", lambda: fit(position={"a": object()}), "['a'] must hold numbers"),
     Case("position is NaN", lambda: fit(position=jnp.array([0, jnp.nan])), "position must be finite"),
