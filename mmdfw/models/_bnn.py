@@ -7,6 +7,7 @@ __all__ = ['BNN', 'bnn', 'made_by', 'check_module', 'beside_parameters', 'is_ran
 
 # %% ../../nbs/library/73_bnn.ipynb #7c8fc135
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Callable
 import jax, jax.numpy as jnp, numpy as np
 from flax import nnx
@@ -203,6 +204,7 @@ def sample_bnn_prior(model: BNN, key: jax.Array) -> dict:
     return model.prior.start(nnx.to_pure_dict(params)) | model.likelihood.start(ravel(params).dtype)
 
 # %% ../../nbs/library/73_bnn.ipynb #4853c472
+@partial(jax.jit, static_argnums=0, static_argnames="chunk")
 def all_outputs(
     model: BNN, particles: dict, x: Float[Array, "rows d"], chunk: int | None = None
 ) -> Float[Array, "particles rows ..."]:
