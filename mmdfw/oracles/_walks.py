@@ -102,7 +102,7 @@ class WalkOracle(Oracle):
     "B draws at once: walkers that climb in their first call, and then wander through the posterior on minibatches."
 
     flock: BatchOracle  # by which they climb, and whose rows they walk on
-    climb: Any = 0.75  # share of the first call's steps
+    climb: Any = 0.5  # share of the first call's steps
     climbing_rate: ClassVar[float] = 0.03  # of the flock, for who has no other in mind
     smallest_capacity = 16
 
