@@ -381,7 +381,8 @@ def fit(
         planned = kept.stage("particles", lambda: num_particles)  # a run that grows on has the parts that it began with
         budget = budget_for(planned, num_evaluations, max_evaluations, seconds)
         paths = kept.stage("paths", lambda: find_start(start_key, target, start, prior))
-        setting = local(choose_setting(embedding, Ask(cloud_key, target, paths, kernel, budget, progress, kept)))
+        setting = choose_setting(embedding, Ask(cloud_key, target, paths, kernel, budget, progress, kept))
+        setting = local(setting, but=target)
         check_gap(gap_tolerance, setting.embedding)
         oracle = oracle or choose_oracle(pool_key, setting, target, start, prior, planned if refine else 0)
         parts = Components(setting.kernel, setting.embedding, oracle, choose_rule(setting.embedding, step_rule))

@@ -18,14 +18,16 @@ def spans(tree: Any) -> bool:
     return any(isinstance(leaf, jax.Array) and not leaf.is_fully_addressable for leaf in jax.tree.leaves(tree))
 
 
-def local(tree: Any) -> Any:
+def local(tree: Any, but: Any = None) -> Any:
     """A tree whose arrays that several devices hold in full are on one of this process's own; the rest as it is.
 
     What follows then runs once, and not on every device; on a CPU that acts as several, batched solves would wait
-    for each other's threads."""
-    everywhere = lambda leaf: isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1
-    here = lambda leaf: on_device(np.asarray(leaf)) if everywhere(leaf) and leaf.is_fully_replicated else leaf
-    return jax.tree.map(here, tree)
+    for each other's threads. What is `but` stays the object that it is."""
+    own = lambda part: part is but and but is not None
+    held = lambda leaf: isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1 and leaf.is_fully_replicated
+    if not any(map(held, jax.tree.leaves(tree, is_leaf=own))):
+        return tree
+    return jax.tree.map(lambda leaf: on_device(np.asarray(leaf)) if held(leaf) else leaf, tree, is_leaf=own)
 
 
 def leads(tree: Any) -> bool:

@@ -1240,7 +1240,7 @@ def test_walkers_have_the_width_of_the_posterior(walked):
     assert abs(np.mean(walked.positions) - MEAN) < 4 * SD / np.sqrt(40)
     assert abs(np.std(walked.positions) / SD - 1) < 4 / np.sqrt(80)
     assert int(walked.state.memory.refused.sum()) == 0
-    assert walked.evaluations == 8 * (1400 + 2 * 600 + 4 * 2 * 200)  # whole pieces of 200 steps
+    assert walked.evaluations == 8 * (1000 + 2 * 1000 + 4 * 2 * 200)  # whole pieces of 200 steps
 
 
 def test_walkers_go_on_where_they_stand(walked, tmp_path):
