@@ -192,7 +192,7 @@ def mixture_variance(predictive: GaussianPredictive) -> Float[Array, " rows"]:
 
 # %% ../../nbs/library/66_predictive.ipynb #66no0002
 def normals(predictive: GaussianPredictive) -> GaussianPredictive:
-    "The same prediction, with a normal for each particle and each width of the noise."
+    "A prediction as a plain mixture of normals: one for each particle and each width of its noise."
     if predictive.noise is None:
         return predictive
     widths, shares = predictive.noise
@@ -202,7 +202,7 @@ def normals(predictive: GaussianPredictive) -> GaussianPredictive:
 
 
 def with_noise(predictive: Any, noise: NoiseShape | None) -> Any:
-    "The same prediction with noise of this shape; as it is where there is none."
+    "A prediction with noise of a given shape; as it was where no shape is given."
     return predictive if noise is None else replace(predictive, noise=noise)
 
 # %% ../../nbs/library/66_predictive.ipynb #f38e41d1
