@@ -338,10 +338,6 @@ def same_function(one: Callable, other: Callable) -> bool:
     return no_data and jax.tree.structure(one) == jax.tree.structure(other)
 
 # %% ../nbs/core/03_target.ipynb #9e1ea5e1
-FORMS = 32  # without a living target, whose programs are kept in case that the form comes again
-_living = {}  # form -> the targets that have it
-
-
 def programs_of(namespace: dict) -> list:
     "The compiled functions that a module defines, methods of its classes among them."
     own = [thing for thing in namespace.values() if getattr(thing, "__module__", "") == namespace["__name__"]]
@@ -355,12 +351,15 @@ def release_programs():
     for program in [each for module in ours for each in programs_of(vars(module))]:
         program.clear_cache()
 
+# %% ../nbs/core/03_target.ipynb #03re0001
+FORMS = 32  # without a living target, whose programs are kept in case that the form comes again
+_living = {}  # form -> the targets that have it
+
 
 def hash_structure(structure: Any) -> int:
     "The hash of a pytree's structure, with what its nodes hold besides their children: JAX's own may leave that out."
     kind, held = structure.node_data() or (None, None)
-    held = tuple(held) if isinstance(held, list) else held  # the keys of a dict
-    return hash((kind, held, *map(hash_structure, structure.children())))
+    return hash((kind, identity_of(held), *map(hash_structure, structure.children())))
 
 
 def count_form(thing: Any):

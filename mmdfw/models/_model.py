@@ -176,12 +176,15 @@ class Posterior(Density):
         return self.model.predict(particles, weights, rows_to_predict(self, x))
 
     def learn_noise(self, particles, weights):
-        "The shape of noise around predictions of the rows; None where the model has none, or nothing finite to say."
+        "The shape of noise around predictions of the rows; None where the model learns none, or says nothing finite."
+        if type(self.model).learn_noise is Model.learn_noise:
+            return None
         x, y = rows_in_between(self)
         try:
-            return self.model.learn_noise(self.model.predict(particles, jnp.asarray(weights), jnp.asarray(x)), y)
-        except (NotImplementedError, ValueError):  # `findings` tells of both
+            predictive = self.model.predict(particles, jnp.asarray(weights), jnp.asarray(x))
+        except ValueError:  # what a predictive distribution refuses; `findings` tells of it
             return None
+        return self.model.learn_noise(predictive, y)
 
     def findings(self, particles, weights):
         "Whether predictions of the rows are better than the best constant."
