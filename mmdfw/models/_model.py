@@ -241,11 +241,16 @@ def likelihood_sum(posterior: Posterior, params) -> Float[Array, ""]:
     if p.mesh is None:
         return chunk_sum(p.model, params, p.x, p.y, p.mask)
     axis = p.mesh.axis_names[0]
-    local = lambda params, x, y, mask: jax.lax.psum(chunk_sum(p.model, params, x, y, mask), axis)
+
+    def own_share(params, x, y, mask):
+        "Slopes are summed over the devices where parameters become each one's own: here, and not for every chunk."
+        own = jax.tree.map(lambda leaf: jax.lax.pcast(leaf, axis, to="varying"), params)
+        return jax.lax.psum(chunk_sum(p.model, own, x, y, mask), axis)
+
     rows = PartitionSpec(axis)
-    return jax.shard_map(local, mesh=p.mesh, in_specs=(PartitionSpec(), rows, rows, rows), out_specs=PartitionSpec())(
-        params, p.x, p.y, p.mask
-    )
+    return jax.shard_map(
+        own_share, mesh=p.mesh, in_specs=(PartitionSpec(), rows, rows, rows), out_specs=PartitionSpec()
+    )(params, p.x, p.y, p.mask)
 
 # %% ../../nbs/library/70_model.ipynb #dcc2fca8
 def posterior(
